@@ -34,8 +34,6 @@ def test_a_race_measures_iree_and_settings_of_xla(tmp_path: Path) -> None:
             "cnn",
             "--targets",
             "iree",
-            "--race-seconds",
-            "800",
             "--accept-random-samples",
             "--no-wait",
             "--json",

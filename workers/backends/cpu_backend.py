@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import BYTES, NUMPY
 from millstream.services.model.signature import Signature
 from millstream.services.repository.variants import Target
-from millstream.workers.backends.base import Array, Stop
+from millstream.workers.backends.base import Array, Instance, Stop
+from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
 
 
 class CpuBackend:
-    """The parts of `Backend` that say: no memory of a device, nothing compiled."""
+    """The parts of `Backend` that say: no memory of a device, nothing compiled; and what each load refuses first.
+
+    `title` is the library's name in messages, `known` has the options of a load with their types.
+    """
 
     name: str
+    title: ClassVar[str]
+    known: ClassVar[Mapping[str, type]]
     forwards = False
 
     def __init__(self, home: Path | None = None) -> None:
@@ -32,6 +39,26 @@ class CpuBackend:
     def compile(self, path: Path, folder: Path, signature: Signature, device: str, threads: int) -> Sequence[str]:
         """Raise Failure(UNSUPPORTED)."""
         raise Failure(Code.UNSUPPORTED, f"the backend {self.name} compiles nothing")
+
+    def load(
+        self,
+        path: Path,
+        signature: Signature,
+        device: str,
+        threads: int,
+        stop: Stop | None = None,
+        options: Options = NO_OPTIONS,
+    ) -> Instance:
+        """Load the file at `path`, as `open` does. Raises Failure: also INVALID for an option that is not known."""
+        check_cpu(self.name, device)
+        check_options(self.name, options, self.known)
+        check_no_text(self.title, signature)
+        check_not_ended(stop)
+        return self.open(path, signature, int(options.get("threads", threads)), options)
+
+    def open(self, path: Path, signature: Signature, threads: int, options: Options) -> Instance:
+        """Load a file that was not refused. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
+        raise NotImplementedError
 
 
 def check_cpu(backend: str, device: str) -> None:

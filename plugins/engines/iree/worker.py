@@ -13,7 +13,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -27,10 +27,10 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import trim
-from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
+from millstream.workers.backends.base import Array, OutOfMemory, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
-from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_no_text, check_not_ended, ordered
-from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
+from millstream.workers.backends.cpu_backend import CpuBackend, ordered
+from millstream.workers.backends.options import Options
 from millstream.workers.backends.row_padding import padded
 from millstream.workers.backends.whole_import import whole_import
 
@@ -192,24 +192,14 @@ class Iree(CpuBackend):
     """Loads what the target "iree" compiled, and functions that jax.export serialized."""
 
     name = "iree"
+    title = "IREE"
+    known: ClassVar[Mapping[str, type]] = {"threads": int}
     formats = frozenset({FORMAT})
 
     def prepare(self, device: str) -> None:
         """Import IREE's runtime. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
-    def load(
-        self,
-        path: Path,
-        signature: Signature,
-        device: str,
-        threads: int,
-        stop: Stop | None = None,
-        options: Options = NO_OPTIONS,
-    ) -> IreeInstance:
+    def open(self, path: Path, signature: Signature, threads: int, options: Options) -> IreeInstance:
         """Load the compiled model, or compile the function at `path`. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
-        check_cpu(self.name, device)
-        check_options(self.name, options, {"threads": int})
-        check_no_text("IREE", signature)
-        check_not_ended(stop)
-        return IreeInstance(_library(), path, signature, int(options.get("threads", threads)))
+        return IreeInstance(_library(), path, signature, threads)

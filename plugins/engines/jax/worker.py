@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,10 +22,10 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import trim
-from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
+from millstream.workers.backends.base import Array, OutOfMemory, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
-from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_no_text, check_not_ended
-from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
+from millstream.workers.backends.cpu_backend import CpuBackend
+from millstream.workers.backends.options import NO_OPTIONS, Options
 from millstream.workers.backends.row_padding import padded
 from millstream.workers.backends.whole_import import whole_import
 
@@ -139,28 +140,18 @@ class Jax(CpuBackend):
     """Loads functions that jax.export serialized, on the CPU. XLA's threads are those of the process."""
 
     name = "jax"
+    title = "JAX"
+    known: ClassVar[Mapping[str, type]] = {"threads": int, "padding": bool, "fast_math": bool}
     formats = frozenset({FORMAT})
 
     def prepare(self, device: str) -> None:
         """Import JAX. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
-    def load(
-        self,
-        path: Path,
-        signature: Signature,
-        device: str,
-        threads: int,
-        stop: Stop | None = None,
-        options: Options = NO_OPTIONS,
-    ) -> JaxInstance:
+    def open(self, path: Path, signature: Signature, threads: int, options: Options) -> JaxInstance:
         """Read the function at `path`. Raises Failure(MODEL) or Failure(UNAVAILABLE).
 
         Options: `padding`, whether to fill runs up to a power of two rows (default True); `fast_math`, as XLA's;
         `threads`, which only the first load of a process can set.
         """
-        check_cpu(self.name, device)
-        check_options(self.name, options, {"threads": int, "padding": bool, "fast_math": bool})
-        check_no_text("JAX", signature)
-        check_not_ended(stop)
-        return JaxInstance(_library(int(options.get("threads", threads))), path, signature, options)
+        return JaxInstance(_library(threads), path, signature, options)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from millstream.plugins.engines.torch.document import FORMAT
 from millstream.plugins.engines.torch.torch_program import CompiledProgram, TorchProgram
@@ -20,10 +20,10 @@ from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.process.allocator import trim
-from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
+from millstream.workers.backends.base import Array, OutOfMemory, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
-from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_no_text, check_not_ended
-from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
+from millstream.workers.backends.cpu_backend import CpuBackend
+from millstream.workers.backends.options import NO_OPTIONS, Options
 from millstream.workers.backends.whole_import import whole_import
 
 MESSAGE_CHARACTERS_MAX = 1000
@@ -174,24 +174,14 @@ class Torch(CpuBackend):
     """Loads .pt2 files on the CPU. The number of threads is that of the process: all instances share it."""
 
     name = "torch"
+    title = "PyTorch"
+    known: ClassVar[Mapping[str, type]] = OPTIONS
     formats = frozenset({FORMAT})
 
     def prepare(self, device: str) -> None:
         """Import torch. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
-    def load(
-        self,
-        path: Path,
-        signature: Signature,
-        device: str,
-        threads: int,
-        stop: Stop | None = None,
-        options: Options = NO_OPTIONS,
-    ) -> TorchInstance:
+    def open(self, path: Path, signature: Signature, threads: int, options: Options) -> TorchInstance:
         """Read the program at `path`. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
-        check_cpu(self.name, device)
-        check_options(self.name, options, OPTIONS)
-        check_no_text("PyTorch", signature)
-        check_not_ended(stop)
-        return TorchInstance(_library(), path, signature, int(options.get("threads", threads)), options)
+        return TorchInstance(_library(), path, signature, threads, options)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -20,10 +20,10 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import trim
-from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
+from millstream.workers.backends.base import Array, OutOfMemory, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
-from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_no_text, check_not_ended, ordered
-from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
+from millstream.workers.backends.cpu_backend import CpuBackend, ordered
+from millstream.workers.backends.options import Options
 
 MESSAGE_CHARACTERS_MAX = 1000
 _DOCUMENT_BYTES_MAX = 1 << 20
@@ -141,29 +141,19 @@ class Tvm(CpuBackend):
     """Loads what the target "tvm" compiled."""
 
     name = "tvm"
+    title = "TVM"
+    known: ClassVar[Mapping[str, type]] = {"threads": int, "compiled": bool}
     formats: frozenset[str] = frozenset()
 
     def prepare(self, device: str) -> None:
         """Import TVM. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
-    def load(
-        self,
-        path: Path,
-        signature: Signature,
-        device: str,
-        threads: int,
-        stop: Stop | None = None,
-        options: Options = NO_OPTIONS,
-    ) -> TvmInstance:
+    def open(self, path: Path, signature: Signature, threads: int, options: Options) -> TvmInstance:
         """Load the compiled model. Raises Failure: MODEL, UNAVAILABLE, INVALID if it was not compiled by a race.
 
         Options: `compiled`, that a compilation on this machine wrote the library; `threads`.
         """
-        check_cpu(self.name, device)
-        check_options(self.name, options, {"threads": int, "compiled": bool})
-        check_no_text("TVM", signature)
-        check_not_ended(stop)
         if not options.get("compiled"):
             raise invalid("the backend tvm loads only what a race compiled on this machine")
-        return TvmInstance(_library(), path, signature, int(options.get("threads", threads)))
+        return TvmInstance(_library(), path, signature, threads)

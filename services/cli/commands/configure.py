@@ -40,7 +40,6 @@ def configure(
         bool | None,
         typer.Option("--pin/--no-pin", help="Keep a loaded instance, also when memory is short.", show_default="off"),
     ] = None,
-    capture_samples: Annotated[int | None, typer.Option(hidden=True)] = None,
     owner: Annotated[
         str | None,
         typer.Option(metavar="KEY", help='Name of the API key that owns it; "": none. It needs the scope admin.'),
@@ -64,7 +63,6 @@ def configure(
         "instances_max": instances_max,
         "idle_s": idle_s,
         "pin": pin,
-        "capture_samples": capture_samples,
         "owner": owner,
         "labels": {name: value or None for name, value in labels_of(label).items()} or None,
     }
