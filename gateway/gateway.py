@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Collection
+from functools import partial
 from types import FunctionType
 
 from millstream.gateway.access.access_control import AccessControl
@@ -37,8 +38,7 @@ from millstream.gateway.scheduling.router import Router
 from millstream.gateway.tensors.output_options import ClientRegions
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
-from millstream.gateway.v2.codec import Labels, V2CodecFactory, read_labels
-from millstream.gateway.v2.service import InferService
+from millstream.gateway.v2.service import InferService, Labels, read_labels, v2_codec
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import end_fork_server
 from millstream.services.installation import installation_name
@@ -132,7 +132,7 @@ class Gateway:
             SharedParts(budgets.admission, budgets.segments, self.quarantine, self.access.gate, self.recorder),
             self.registry,
             host_token(settings.shm_dir),
-            V2CodecFactory(self._labels, self.client_memory, budgets.replies, settings.request_bytes_max),
+            partial(v2_codec, self._labels, self.client_memory, budgets.replies, settings.request_bytes_max),
         )
 
     def _catalog(self) -> Catalog:

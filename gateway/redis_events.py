@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from millstream.gateway.access.key_watch import KeyWatch
+from millstream.gateway.access.access_control import KeyWatch
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.services.errors import Failure

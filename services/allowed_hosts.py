@@ -1,4 +1,4 @@
-"""Tells whether a Host header names this server, or perhaps a web page that rebinds its name. Pure.
+"""Whether a Host header names this server, or perhaps a web page that rebinds its name; whose pages may call. Pure.
 
 A page of evil.example may have that name resolve to 127.0.0.1 after it was loaded (DNS rebinding). For the browser this
 server is then a part of the page's own site: the page may call it and read its replies, and sends no header that says
@@ -16,6 +16,7 @@ HOST_BYTES_MAX = 262  # a name has 253 (RFC 1035), then a dot and a port; no ver
 _LABEL = r"[a-z0-9_-]{1,63}"
 _NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _PATTERN = re.compile(rf"(\*\.)?{_NAME.pattern}")
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _ADDRESS = re.compile(r"\[[0-9a-f:.]+\](:[0-9]*)?")
 #: Last labels of IPv4 addresses, also of their odd forms. Source: WHATWG URL, "ends in a number".
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -72,3 +73,14 @@ class AllowedHosts:
         if not dot or last in _PRIVATE or _NUMBER.fullmatch(last):
             return True
         return name in self._names or name.endswith(self._suffixes)
+
+
+def parse_origins(text: str) -> list[str]:
+    """Return the origins in `text`, which separates them by commas. Raises ValueError for text that is no origin."""
+    origins = [part.strip().lower() for part in text.split(",") if part.strip()]
+    for origin in origins:
+        if origin != ANY and not _ORIGIN.fullmatch(origin):
+            raise ValueError(f"'{origin[:64]}' is no origin: write https://HOST or https://HOST:PORT, no path, or *")
+    if ANY in origins and len(origins) > 1:
+        raise ValueError("* stands for all origins: give it alone")
+    return origins

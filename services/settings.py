@@ -14,8 +14,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from millstream.services.allowed_hosts import parse_hosts
-from millstream.services.cors_origins import parse_origins
+from millstream.services.allowed_hosts import parse_hosts, parse_origins
 from millstream.services.environment import ENVIRONMENT, PORT, platform_port
 from millstream.services.errors import Failure, invalid
 from millstream.services.nearest_names import did_you_mean

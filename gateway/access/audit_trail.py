@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from millstream.services.access.audit_log import AuditLog
-from millstream.services.access.audit_rules import MINUTE_S, Refusals, Who, audit_entry
+from millstream.services.access.audit_log import AuditLog, Who, audit_entry
 from millstream.services.errors import Failure
 from millstream.services.process.audit import Changes
 from millstream.services.process.storage_threads import in_storage_thread
@@ -22,6 +21,71 @@ from millstream.services.process.storage_threads import in_storage_thread
 log = logging.getLogger("millstream.admin")
 
 CLOSE_S_MAX = 3.0  # time for the entries that are written when the gateway stops; beyond, they are left out
+#: Entries about refused calls of one key in a minute. Beyond, they are only counted: else a caller without rights, or
+#: one with rights and wrong calls, could push entries about changes out of the log.
+REFUSALS_A_MINUTE = 10
+MINUTE_S = 60.0
+KEYS_MAX = 1024  # keys whose refusals are counted apart; the others share one count
+_OTHERS = "(others)"
+
+
+class _Minute:
+    """The refused calls of one key since an instant."""
+
+    __slots__ = ("began", "left_out", "who", "written")
+
+    def __init__(self, who: Who, began: float) -> None:
+        self.who = who  # the first caller whose entry was left out
+        self.began = began
+        self.written = 0
+        self.left_out = 0
+
+
+class Refusals:
+    """Bounds the entries about refused calls, and counts those that are left out."""
+
+    def __init__(self) -> None:
+        self._minutes: dict[str, _Minute] = {}  # by key
+
+    @property
+    def any_left_out(self) -> bool:
+        """Whether `left_out` has something to return, now or later."""
+        return any(minute.left_out for minute in self._minutes.values())
+
+    def may_write(self, who: Who, now: float) -> bool:
+        """Whether a refused call is written; else it is counted. `now`: an instant of the monotonic clock."""
+        key = who.key_id
+        if key not in self._minutes and len(self._minutes) >= KEYS_MAX:
+            self._forget_ended(now)
+            key = key if len(self._minutes) < KEYS_MAX else _OTHERS
+        minute = self._minutes.get(key)
+        if minute is None or (now - minute.began >= MINUTE_S and not minute.left_out):
+            minute = self._minutes[key] = _Minute(who, now)
+        if now - minute.began < MINUTE_S and minute.written < REFUSALS_A_MINUTE:
+            minute.written += 1
+            return True
+        if not minute.left_out:
+            minute.who = who
+        minute.left_out += 1
+        return False
+
+    def left_out(self, now: float) -> list[tuple[Who, int]]:
+        """Return and forget who had entries left out in minutes that have ended, and how many.
+
+        `now`: as in `may_write`; infinity for the minutes that have not ended, too.
+        """
+        ended = [minute for minute in self._minutes.values() if minute.left_out and now - minute.began >= MINUTE_S]
+        for minute in ended:
+            minute.began, minute.written = now, 0
+        found = [(minute.who, minute.left_out) for minute in ended]
+        for minute in ended:
+            minute.left_out = 0
+        return found
+
+    def _forget_ended(self, now: float) -> None:
+        for key, minute in list(self._minutes.items()):
+            if now - minute.began >= MINUTE_S and not minute.left_out:
+                del self._minutes[key]
 
 
 class AuditTrail:

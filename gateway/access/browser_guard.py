@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from millstream.gateway.access.gate import Gate
-from millstream.services.allowed_hosts import AllowedHosts
-from millstream.services.cors_origins import ANY
+from millstream.services.allowed_hosts import ANY, AllowedHosts
 from millstream.services.errors import Code, Failure
 
 Sent = Mapping[bytes, bytes]

@@ -30,8 +30,7 @@ from millstream.gateway.access.principal import (
 from millstream.services.access import secret as keys
 from millstream.services.access.document import KeyDocument, Limits
 from millstream.services.access.limits import Account, LimitReached
-from millstream.services.access.scopes import ALL, Grants, Need, grants_of
-from millstream.services.access.table import Row
+from millstream.services.access.scopes import ALL, Grants, Need, Row, grants_of
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import Counter
 

@@ -13,8 +13,7 @@ from millstream.gateway.admin import (
     schemas_models,
 )
 from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import Row
+from millstream.services.access.scopes import Need, Row
 
 _MODELS = Tag("admin: models", "Models and their versions: upload, activate, delete.", Place.OPEN)
 _PLACEMENT = Tag("admin: placement", "Which worker holds what.", Place.OPEN)

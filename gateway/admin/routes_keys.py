@@ -21,7 +21,7 @@ from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body
-from millstream.services.access.audit_rules import Wanted
+from millstream.services.access.audit_log import Wanted
 from millstream.services.access.document import (
     GRACE_S,
     GRACE_S_MAX,

@@ -20,7 +20,7 @@ from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body
-from millstream.gateway.tensors.json_document import parse_json
+from millstream.gateway.tensors.json_text import parse_json
 from millstream.services.access.scopes import Need
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import EndpointPlacement

@@ -3,22 +3,80 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from millstream.gateway.admin import schemas_pools as schemas
 from millstream.gateway.catalog.snapshot import visible
 from millstream.gateway.http.body import DOCUMENT_BYTES_MAX, read_body
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body
-from millstream.gateway.tensors.json_document import parse_json
+from millstream.gateway.tensors.json_text import parse_json
 from millstream.services.access.scopes import Need
 from millstream.services.errors import invalid
 from millstream.services.process.audit import audit
 from millstream.services.process.log_level import KINDS, LEVELS
+from millstream.services.wire.records import DeviceRecord, State, WorkerRecord
+
+
+class Pool(BaseModel):
+    """Workers that may serve the same versions. A pool without workers is listed if versions name it."""
+
+    name: str
+    workers: int
+    devices: list[str]
+    backends: list[str]
+    versions: int = Field(description="Published versions that this pool may serve.")
+    instances: int
+    instances_ready: int
+
+
+class Pools(BaseModel):
+    """All pools that have a worker or that a version names."""
+
+    pools: list[Pool]
+
+
+class WorkerInstance(BaseModel, from_attributes=True):
+    """A version in a worker."""
+
+    model: str
+    version: int
+    state: State
+    reason: str | None = None
+    profile: dict[int, float] = Field({}, description="Rows of a run -> measured seconds.")
+    rows_max: int = Field(description="Rows of the largest run.")
+    size_bytes: int = Field(validation_alias="resident_bytes")
+
+
+class WorkerInfo(BaseModel):
+    """A worker process whose heartbeats arrive."""
+
+    id: str
+    pool: str
+    device: str
+    backend: str
+    pid: int
+    host: str
+    started: float = Field(description="Seconds since the epoch.")
+    heartbeat_age_s: float
+    clock_ahead_s: int | None = Field(
+        None, description="Whole seconds by which its machine's clock is ahead of the Redis clock."
+    )
+    hardware: DeviceRecord | None = Field(None, description="What the worker runs on.")
+    packages: dict[str, str] = Field({}, description="Inference libraries that are installed there, with versions.")
+    instances: list[WorkerInstance]
+
+
+class WorkerList(BaseModel):
+    """All live workers, by pool and name."""
+
+    workers: list[WorkerInfo]
+
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -36,13 +94,36 @@ logs_router = APIRouter(prefix="/admin/v1")
 
 
 @pools_router.get("/pools", summary="Worker pools and how much of each is ready")
-async def list_pools(deps: DepsOf) -> schemas.Pools:
-    return schemas.pools(visible(deps.catalog.snapshot, Need.READ))
+async def list_pools(deps: DepsOf) -> Pools:
+    snapshot = visible(deps.catalog.snapshot, Need.READ)
+    views = [view for model in snapshot.models.values() for view in model.versions.values()]
+    versions = Counter(pool for view in views for pool in view.pools)
+    names = sorted({*versions, *(worker.pool for worker in snapshot.workers)})
+    return Pools(pools=[_pool(name, versions[name], snapshot.workers) for name in names])
+
+
+def _pool(name: str, versions: int, all_workers: Sequence[WorkerRecord]) -> Pool:
+    workers = [worker for worker in all_workers if worker.pool == name]
+    states = [instance.state for worker in workers for instance in worker.instances]
+    return Pool(
+        name=name,
+        workers=len(workers),
+        devices=sorted({worker.device for worker in workers}),
+        backends=sorted({worker.backend for worker in workers}),
+        versions=versions,
+        instances=len(states),
+        instances_ready=states.count(State.READY),
+    )
 
 
 @pools_router.get("/workers", summary="Live workers and the versions in each")
-async def list_workers(deps: DepsOf) -> schemas.WorkerList:
-    return schemas.workers(visible(deps.catalog.snapshot, Need.READ), time.time())  # noqa: TID251 - ClusterState converts heartbeats to this clock
+async def list_workers(deps: DepsOf) -> WorkerList:
+    now = time.time()  # noqa: TID251 - ClusterState converts heartbeats to this clock
+    workers = sorted(visible(deps.catalog.snapshot, Need.READ).workers, key=lambda worker: (worker.pool, worker.id))
+    # an age is at least 0, as a clock may be set back
+    ages = [{"heartbeat_age_s": max(0.0, now - worker.heartbeat)} for worker in workers]
+    found = [WorkerInfo.model_validate(dict(worker) | age) for worker, age in zip(workers, ages, strict=True)]
+    return WorkerList(workers=found)
 
 
 @logs_router.get("/log-level", summary="How much the processes of the installation log", responses=documented(503))

@@ -23,8 +23,7 @@ from millstream.gateway.catalog.quotas import Quotas
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.multipart import MultipartReader, Sink
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import Row
+from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.ingest.importers import ImportOptions
 from millstream.services.ingest.layout import recognise

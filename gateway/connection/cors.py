@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from millstream.gateway.connection.error_reply import JSON, error_body
-from millstream.services.cors_origins import ANY
+from millstream.services.allowed_hosts import ANY
 
 Headers = list[tuple[bytes, bytes]]
 

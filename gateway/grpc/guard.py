@@ -17,10 +17,8 @@ from millstream.gateway.access.gate import Gate, Pass
 from millstream.gateway.access.principal import CALLER, Principal
 from millstream.gateway.grpc.codec.messages import BEFORE_REFUSAL, Messages
 from millstream.gateway.grpc.connections.call_head import credential_of
-from millstream.services.access.audit_log import AuditLog
-from millstream.services.access.audit_rules import Who
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import Row
+from millstream.services.access.audit_log import AuditLog, Who
+from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import GRPC_STATUS, Code, Failure
 from millstream.services.process.audit import CHANGES, Changes, acting, concerns
 

@@ -23,8 +23,7 @@ from millstream.gateway.grpc.methods.reflection import SERVICES, Reflection
 from millstream.gateway.grpc.methods.service import GrpcService, Method
 from millstream.gateway.grpc.methods.stream import Stream
 from millstream.gateway.http.deps import Deps
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import LIST, Row
+from millstream.services.access.scopes import LIST, Need, Row
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.catalogue import GRPC_CALLS, RequestProtocol
 from millstream.services.metrics.merge import OTHER

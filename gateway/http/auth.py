@@ -21,7 +21,7 @@ from millstream.gateway.connection.infer_handler import InferHeaders
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.middleware import visit_of
-from millstream.services.access.table import Row, Rows
+from millstream.services.access.scopes import Row, Rows
 from millstream.services.errors import Code, Failure
 from millstream.services.plugin.registry import contributions
 from millstream.services.process.audit import acting, concerns

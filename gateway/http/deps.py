@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from millstream.gateway.access.access_control import KeyWatch
 from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
-from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.catalog.interfaces import ModelCatalog
 from millstream.gateway.catalog.quotas import UploadSlots
 from millstream.gateway.catalog.snapshot import VersionView

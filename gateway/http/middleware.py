@@ -20,8 +20,8 @@ from millstream.gateway.connection.exchange import METHOD
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import InferHeaders
 from millstream.gateway.http.errors import ErrorReplies, slash_fault
-from millstream.services.access.audit_rules import Who
-from millstream.services.access.table import Row
+from millstream.services.access.audit_log import Who
+from millstream.services.access.scopes import Row
 from millstream.services.process.audit import CHANGES, Changes
 
 _VISIT = "millstream.visit"  # key of a scope

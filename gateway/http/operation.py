@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from millstream.gateway.http import docs, metrics
 from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import Row
+from millstream.services.access.scopes import Need, Row
 
 _TAG = Tag("operation", "For operators of the server.", Place.OPEN)
 

@@ -22,9 +22,9 @@ from millstream.gateway.scheduling.load_report import HEADER, load_report, wante
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.request import FORM, FORM_HEADER, Request, bill, served_by
 from millstream.gateway.tensors.examples import BodyWriter
+from millstream.gateway.tensors.input_plans import Inputs
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, OutputTensor, Reply, own_copies, size_of
-from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.services.errors import Failure
 from millstream.services.process.request_id import REQUEST_ID
 

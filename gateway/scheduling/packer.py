@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from millstream.gateway.scheduling.request import Request
-from millstream.gateway.tensors.classification import LabelledOutputs
 from millstream.gateway.tensors.inputs import ABSENT
+from millstream.gateway.tensors.output_options import LabelledOutputs
 from millstream.gateway.tensors.outputs import Column, Outputs
 from millstream.services.model.datatypes import BYTES, ITEM_BYTES, NUMPY, decode_elements
 from millstream.services.model.signature import Signature, TensorSpec

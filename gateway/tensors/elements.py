@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.gateway.tensors.input_plan import Extent, InputPlan
+from millstream.gateway.tensors.inputs import Extent, InputPlan
 from millstream.gateway.tensors.json_document import raise_mistyped
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.services.errors import invalid

@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millstream.gateway.tensors.input_plan import InputPlan
-from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.input_plans import CheckedInput, InputPlans, Inputs, join
+from millstream.gateway.tensors.inputs import InputPlan
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse, parse_lines
-from millstream.gateway.tensors.nested_lists import from_lists
+from millstream.gateway.tensors.nested_lists import from_array, from_lists
 from millstream.gateway.tensors.number_list import NumberList
-from millstream.gateway.tensors.numpy_arrays import as_numbers, from_array
-from millstream.gateway.tensors.outputs import OutputTensor, answered
-from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
+from millstream.gateway.tensors.outputs import OutputTensor, answered, as_numbers
 from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, read_instances, read_predict, write_lines, write_predict
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES, ELEMENTS_MAX, FLOATS

@@ -1,16 +1,15 @@
-"""All inputs of a version, and the check that a request has them. Used by every protocol."""
+"""All inputs of a version, and the check that a request has them, in order. Used by every protocol."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.gateway.tensors.elements import check_strings, normalize_booleans, raw_from_strings
 from millstream.gateway.tensors.examples import BodyWriter, advice
-from millstream.gateway.tensors.input_plan import Extent, InputPlan
-from millstream.gateway.tensors.inputs import ABSENT, InputTensor
+from millstream.gateway.tensors.inputs import ABSENT, Extent, InputPlan, InputTensor
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from millstream.services.errors import Code, Failure, invalid
@@ -188,3 +187,42 @@ def opened(plan: InputPlan, tensor: InputTensor, content_type: object) -> InputT
             raise invalid(f"element {at}{plan.where} is not base64, which its content_type says") from None
     raw = raw_from_strings(elements)
     return InputTensor(tensor.shape, raw, len(raw))
+
+
+class CheckedInput(NamedTuple):
+    """One input of a request, checked against its plan."""
+
+    extent: Extent
+    tensor: InputTensor
+
+
+class Inputs(NamedTuple):
+    """All inputs of a request."""
+
+    tensors: list[InputTensor]  # in the signature's order, ABSENT for optional inputs that the request lacks
+    rows: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+
+def join(plans: InputPlans, by_name: Mapping[str, CheckedInput]) -> Inputs:
+    """Return `by_name` as the inputs of one request, in the signature's order.
+
+    Raises:
+        Failure: INVALID: unknown or missing names, or numbers of rows that differ.
+    """
+    for name in by_name:
+        plans.named(name)
+    rows = 1
+    first = True
+    for plan in plans:
+        checked = by_name.get(plan.name)
+        if checked is None:
+            continue
+        if not first and checked.extent.rows != rows:
+            raise plans.rows_differ(plan)
+        rows, first = checked.extent.rows, False
+    tensors = [by_name[plan.name].tensor if plan.name in by_name else None for plan in plans]
+    return Inputs(plans.complete(tensors), rows)

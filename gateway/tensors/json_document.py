@@ -1,34 +1,63 @@
-"""A request's JSON object, checks of its members, and their refusals in the reference server's words."""
+"""A short JSON text -> its value, checks of a document's members, and refusals in the reference server's words. Pure.
+
+orjson parses strict JSON. A text that it refuses for `NaN`, `Infinity` or a number outside the range of a double is
+parsed again with the standard library, which accepts these, as the reference server and Python clients do. A byte order
+mark, with which Windows' editors and PowerShell begin a text, is skipped.
+"""
 
 from __future__ import annotations
 
+import json
+from codecs import BOM_UTF8
 from typing import Any, NoReturn
 
-from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
-from millstream.gateway.tensors.strict_json import unparsable
-from millstream.services.errors import invalid
+import orjson
 
+from millstream.services.errors import Code, Failure, invalid
+
+#: the standard library takes three times as long: a longer text that is not strict JSON is refused
+_LENIENT_BYTES_MAX = 4 << 20
 _EXCERPT_CHARACTERS_MAX = 200
+
+
+def loads(text: bytes) -> Any:
+    """Return the JSON value in `text`. The last value of a repeated key counts. Raises Failure: INVALID, TOO_LARGE."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        if text.startswith(BOM_UTF8) and not text.startswith(2 * BOM_UTF8):
+            return loads(text.removeprefix(BOM_UTF8))
+        if b"NaN" in text or b"Infinity" in text or "infinity" in str(error):
+            return _loads_leniently(text)
+        raise unparsable(str(error)) from None
+
+
+def _loads_leniently(text: bytes) -> Any:
+    if len(text) > _LENIENT_BYTES_MAX:
+        raise Failure(
+            Code.TOO_LARGE,
+            f"a JSON document of more than {_LENIENT_BYTES_MAX} bytes may hold NaN, Infinity and numbers beyond a "
+            "double in long lists alone: send such tensors in binary form",
+        )
+    try:
+        # decoded here, because json.loads would also take UTF-16 and UTF-32
+        return json.loads(text.decode())
+    except RecursionError:
+        # The interpreter's recursion limit bounds the depth. Decoders refuse less deep nesting, with its position.
+        raise unparsable("nested too deeply") from None
+    except ValueError as error:  # not JSON, not UTF-8, an integer of thousands of digits
+        raise unparsable(str(error)) from None
+
+
+def unparsable(reason: str) -> Failure:
+    """Return the refusal of a text that is not JSON, in the reference server's words."""
+    return invalid(f"failed to parse the request JSON buffer: {excerpt(reason)}")
 
 
 def excerpt(name: object) -> str:
     """Return a caller's text, cut to 200 characters, for use in a message."""
     text = name if isinstance(name, str) else repr(name)
     return text if len(text) <= _EXCERPT_CHARACTERS_MAX else text[:_EXCERPT_CHARACTERS_MAX] + "..."
-
-
-def parse_json(
-    text: bytes, limits: JsonLimits = DEFAULT_LIMITS, *, depth: int = -1, in_lists: bool = False
-) -> dict[str, Any]:
-    """Return the JSON object in `text`. The arguments are those of json_text.parse.
-
-    Raises:
-        Failure: INVALID (not JSON, or no object), TOO_LARGE.
-    """
-    document = parse(text, limits, depth=depth, in_lists=in_lists)
-    if type(document) is not dict:
-        raise unparsable("the body is not a JSON object")
-    return document
 
 
 def raise_missing(key: str, where: str = "") -> NoReturn:

@@ -15,8 +15,8 @@ import secrets
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from millstream.gateway.tensors.json_document import loads, unparsable
 from millstream.gateway.tensors.number_list import LIST_BYTES_MIN, NumberList
-from millstream.gateway.tensors.strict_json import loads, unparsable
 from millstream.services.errors import Code, Failure
 
 MIB = 1 << 20
@@ -67,6 +67,20 @@ def parse(text: bytes, limits: JsonLimits = DEFAULT_LIMITS, *, depth: int = -1, 
     document = loads(_cut_out(text, count, lists, mark.encode()))
     if lists:
         document = _MarkReplacer(mark, text, lists, count, in_lists=in_lists).value(document, depth)
+    return document
+
+
+def parse_json(
+    text: bytes, limits: JsonLimits = DEFAULT_LIMITS, *, depth: int = -1, in_lists: bool = False
+) -> dict[str, Any]:
+    """Return the JSON object in `text`. The arguments are those of `parse`.
+
+    Raises:
+        Failure: INVALID (not JSON, or no object), TOO_LARGE.
+    """
+    document = parse(text, limits, depth=depth, in_lists=in_lists)
+    if type(document) is not dict:
+        raise unparsable("the body is not a JSON object")
     return document
 
 

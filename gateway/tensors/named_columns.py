@@ -16,15 +16,12 @@ import numpy as np
 
 from millstream.gateway.tensors.column_categories import Categories, Values, listed
 from millstream.gateway.tensors.elements import raw_from_strings
-from millstream.gateway.tensors.input_plan import InputPlan
-from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.input_plans import CheckedInput, InputPlans, Inputs, join
+from millstream.gateway.tensors.inputs import InputPlan, InputTensor
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.gateway.tensors.nested_lists import from_lists
+from millstream.gateway.tensors.nested_lists import from_array, from_lists
 from millstream.gateway.tensors.number_list import NumberList
-from millstream.gateway.tensors.numpy_arrays import as_numbers, from_array
-from millstream.gateway.tensors.outputs import OutputTensor
-from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
+from millstream.gateway.tensors.outputs import OutputTensor, as_numbers
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES, DATATYPES, FLOATS, NUMPY, decode_elements
 from millstream.services.model.manifest import ColumnCategories, Manifest

@@ -1,4 +1,4 @@
-"""JSON values, nested as the tensor is -> inputs of a signature. For protocols that name no shapes.
+"""JSON values, nested as the tensor is, and numpy arrays -> inputs. For protocols that name no shapes.
 
 value ─> shape ─> InputPlan.fit ─> raw form
 The nesting of the lists is the shape, but where each row has one element, that may stand alone or in lists: 2, [2] and
@@ -20,13 +20,11 @@ from typing import Any
 import numpy as np
 
 from millstream.gateway.tensors.elements import DEPTH_MAX, raw_from_strings
-from millstream.gateway.tensors.input_plan import InputPlan
-from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.input_plans import CheckedInput
+from millstream.gateway.tensors.inputs import InputPlan, InputTensor
 from millstream.gateway.tensors.number_list import NumberList
-from millstream.gateway.tensors.numpy_arrays import to_bf16
-from millstream.gateway.tensors.request_inputs import CheckedInput
 from millstream.services.errors import invalid
-from millstream.services.model.datatypes import BYTES, FLOATS
+from millstream.services.model.datatypes import BYTES, FLOATS, NUMPY
 
 Shape = tuple[int, ...]
 
@@ -224,3 +222,55 @@ def _bytes_of(plan: InputPlan, value: object, index: int, shape: Sequence[int], 
     raise invalid(
         f'input \'{plan.name}\'{_position(index, shape, first)}: {noun} where a string or {{"b64": "..."}} is expected'
     )
+
+
+def from_array(plan: InputPlan, array: np.ndarray[Any, Any]) -> CheckedInput:
+    """Return `array` as the input of `plan`. Its numbers must be of the same kind; wider numbers are narrowed.
+
+    Raises:
+        Failure: INVALID: another shape or kind, or integers out of range.
+    """
+    extent = plan.fit(plan.datatype, array.shape)
+    if plan.datatype == BYTES:
+        raw = _raw_of_strings(plan, array)
+        return CheckedInput(extent, InputTensor(extent.shape, raw, len(raw)))
+    kind = array.dtype.kind
+    wanted = NUMPY[plan.datatype]
+    fits = kind == "b" if plan.datatype == "BOOL" else kind in ("iuf" if plan.datatype in FLOATS else "iu")
+    if not fits:
+        raise invalid(f"input '{plan.name}' takes {plan.datatype}, but the array holds {array.dtype}")
+    if plan.datatype == "BF16":
+        data = to_bf16(array)
+    elif plan.datatype == "BOOL":
+        data = np.ascontiguousarray(array.view(np.uint8) != 0)  # a file may hold any byte
+    else:
+        if plan.datatype not in FLOATS and plan.datatype != "BOOL":
+            _check_range(plan, array, wanted)
+        with np.errstate(over="ignore"):
+            data = np.ascontiguousarray(array, wanted)
+    return CheckedInput(extent, InputTensor(extent.shape, data.reshape(extent.shape), data.nbytes))
+
+
+def _check_range(plan: InputPlan, array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+    limits = np.iinfo(dtype)
+    if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
+        raise invalid(f"input '{plan.name}': a number is out of the range of {plan.datatype}")
+
+
+def _raw_of_strings(plan: InputPlan, array: np.ndarray[Any, Any]) -> bytes:
+    if array.dtype.kind not in "SU":
+        raise invalid(f"input '{plan.name}' takes BYTES, but the array holds {array.dtype}")
+    flat = array.reshape(-1).tolist()
+    try:
+        return raw_from_strings([element.encode() if isinstance(element, str) else element for element in flat])
+    except UnicodeEncodeError:
+        raise invalid(f"input '{plan.name}': a string is not valid Unicode") from None
+
+
+def to_bf16(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the upper half of each number's FP32 form, rounded to the nearest, ties to even; NaN stays NaN."""
+    with np.errstate(over="ignore"):
+        single = np.ascontiguousarray(array, np.float32)
+    bits = single.view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(single), np.uint16(0x7FC0), rounded)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millstream.gateway.tensors.strict_json import loads, unparsable
+from millstream.gateway.tensors.json_document import loads, unparsable
 from millstream.services.errors import Code, Failure
 
 LIST_BYTES_MIN = 64 * 1024  # shorter lists are parsed at once

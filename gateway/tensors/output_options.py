@@ -1,4 +1,4 @@
-"""Triton's extensions for tensors of a request: clients' shared memory and classification.
+"""Triton's extensions for tensors, clients' shared memory and classification; labels of a batch's scores.
 
 input in shared memory ─> its bytes          output ─> OutputOption ─> classes as text, or written to shared memory
 """
@@ -6,16 +6,18 @@ input in shared memory ─> its bytes          output ─> OutputOption ─> cla
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from math import prod
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from millstream.gateway.tensors.classification import LabelledOutputs, check_classifiable, classify
-from millstream.gateway.tensors.input_plan import Extent, InputPlan
+import numpy as np
+
 from millstream.gateway.tensors.input_plans import raw_tensor
-from millstream.gateway.tensors.inputs import InputTensor
-from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.inputs import Extent, InputPlan, InputTensor
+from millstream.gateway.tensors.outputs import Column, Outputs, OutputTensor
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.classes import ANSWERED_MAX, Classes
 from millstream.services.model.datatypes import BYTES
-from millstream.services.model.signature import Signature
+from millstream.services.model.signature import Signature, TensorSpec
 
 
 class OutputTarget(Protocol):
@@ -118,3 +120,111 @@ class Extensions:
         if self._memory is None:
             raise Failure(Code.UNSUPPORTED, "client shared memory is not enabled on this server")
         return self._memory
+
+
+Array = np.ndarray[Any, Any]
+
+
+class LabelledOutputs:
+    """Adds label and score to the outputs of a version, before the output that they are made of.
+
+    Args:
+        signature: the model's.
+        classes: the output, and how its scores become probabilities.
+        labels: the name of each class.
+    """
+
+    def __init__(self, signature: Signature, classes: Classes, labels: Sequence[str]) -> None:
+        self._at = next(at for at, spec in enumerate(signature.outputs) if spec.name == classes.output)
+        self._several = classes.scores == "sigmoid"
+        self._labels = np.array([label.encode() for label in labels], object)
+
+    def add(self, outputs: Outputs, rows: Sequence[int]) -> Outputs:
+        """Return the outputs with two more columns. `rows`: how many each request of the batch has."""
+        column = outputs.columns[self._at]
+        assert isinstance(column.array, np.ndarray)
+        scores = _comparable(column.datatype, column.array)
+        scores = scores.astype(np.float32) if scores.dtype == np.float16 else scores
+        best, values = _best_classes(scores) if self._several else _best_class(scores)
+        inner = best.shape[1:] if outputs.batching else best.shape
+        found: list[list[bytes]] = []
+        at = 0
+        for count in rows:
+            part = best[at : at + count] if outputs.batching else best
+            found.append(self._labels[np.ravel(part)].tolist())
+            at += count
+        made = (Column(BYTES, inner, found), Column("FP32", inner, values))
+        return outputs._replace(columns=[*outputs.columns[: self._at], *made, *outputs.columns[self._at :]])
+
+
+def _best_class(scores: Array) -> tuple[Array, Array]:
+    """Return the index and the probability of the best class, without the last dimension of `scores`."""
+    highest = scores.max(-1, keepdims=True)
+    with np.errstate(invalid="ignore", over="ignore"):  # of NaN and infinities
+        return scores.argmax(-1), (1 / np.exp(scores - highest).sum(-1)).astype(np.float32)
+
+
+def _best_classes(scores: Array) -> tuple[Array, Array]:
+    """Return the indices of the best classes, the best first, and their probabilities, each of its own."""
+    below = -scores
+    if scores.shape[-1] > ANSWERED_MAX:  # NaN counts as the largest number, so as the worst class
+        order = np.argpartition(below, ANSWERED_MAX - 1, -1)[..., :ANSWERED_MAX]
+        below = np.take_along_axis(below, order, -1)
+        ranks = np.argsort(below, axis=-1, kind="stable")
+        order = np.take_along_axis(order, ranks, -1)
+    else:
+        order = ranks = np.argsort(below, axis=-1, kind="stable")
+    with np.errstate(over="ignore"):  # of numbers that are far below 0
+        values = 1 / (1 + np.exp(np.take_along_axis(below, ranks, -1)))
+    return order, values.astype(np.float32)
+
+
+def check_classifiable(spec: TensorSpec) -> None:
+    """Raise Failure(INVALID) for an output of a datatype whose values cannot be ranked."""
+    if spec.datatype in {"BOOL", BYTES}:
+        raise invalid(f"class result not available for output '{spec.name}' due to its datatype {spec.datatype}")
+
+
+def classify(output: OutputTensor, count: int, labels: Sequence[str], *, batching: bool) -> OutputTensor:
+    """Return the best classes of each row of `output`, or of the whole output when the version does not batch.
+
+    Args:
+        output: Scores.
+        count: How many classes to return for each row.
+        labels: Name of each class, by its index; may be shorter than the row.
+        batching: Whether dimension 0 is the rows.
+
+    Returns:
+        BYTES of shape (rows, min(count, classes)); without rows when the version does not batch.
+    """
+    assert isinstance(output.array, np.ndarray)
+    scores = _comparable(output.datatype, output.array)
+    rows = scores.reshape(output.shape[0], -1) if batching and scores.size else scores.reshape(1, -1)
+    if batching and not scores.size:
+        return OutputTensor(BYTES, (output.shape[0], min(count, prod(output.shape[1:]))), [])
+    best = min(count, rows.shape[1])
+    elements = [_text(row, index, labels) for row in rows for index in _ranking(row)[:best]]
+    return OutputTensor(BYTES, (len(rows), best) if batching else (best,), elements)
+
+
+def _comparable(datatype: str, array: Array) -> Array:
+    if datatype == "BF16":  # 16 bits that are the upper half of an FP32
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
+
+
+def _ranking(row: np.ndarray[Any, Any]) -> list[int]:
+    """Return the indices of `row` by descending value. Equal values keep their order, NaN comes last."""
+    if row.dtype.kind == "f":
+        row = np.where(np.isnan(row), -np.inf, row)
+    ascending = np.argsort(row[::-1], kind="stable")
+    ranking: list[int] = (len(row) - 1 - ascending[::-1]).tolist()
+    return ranking
+
+
+def _text(row: np.ndarray[Any, Any], index: int, labels: Sequence[str]) -> bytes:
+    value = row[index]
+    text = f"{value:.6f}:{index}" if row.dtype.kind == "f" else f"{value}:{index}"
+    if index < len(labels) and labels[index]:
+        text += f":{labels[index]}"
+    return text.encode()

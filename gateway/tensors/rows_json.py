@@ -13,13 +13,11 @@ from typing import Any
 
 import orjson
 
-from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.input_plans import InputPlans, Inputs, join
 from millstream.gateway.tensors.named_columns import read_named
-from millstream.gateway.tensors.nested_json import rows_of, text_of
 from millstream.gateway.tensors.nested_lists import from_lists, is_b64
 from millstream.gateway.tensors.number_list import NumberList
-from millstream.gateway.tensors.outputs import OutputTensor, answered
-from millstream.gateway.tensors.request_inputs import Inputs, join
+from millstream.gateway.tensors.outputs import OutputTensor, answered, rows_of, text_of
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.signature import Signature, TensorSpec
 

@@ -15,8 +15,7 @@ from typing import Any
 import orjson
 
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.gateway.tensors.nested_json import rows_of, text_of
-from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.outputs import OutputTensor, rows_of, text_of
 from millstream.services.errors import invalid
 from millstream.services.model.classes import LABEL, SCORE
 from millstream.services.model.manifest import Manifest

@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from millstream.gateway.tensors.input_plan import InputPlan
-from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.inputs import InputTensor
-from millstream.gateway.tensors.numpy_arrays import from_array
-from millstream.gateway.tensors.request_inputs import Inputs, join
+from millstream.gateway.tensors.input_plans import InputPlans, Inputs, join
+from millstream.gateway.tensors.inputs import InputPlan, InputTensor
+from millstream.gateway.tensors.nested_lists import from_array
 from millstream.gateway.texts.text_limits import (
     PADDED_TOKENS_MAX,
     TEXTS_MAX,

@@ -25,8 +25,7 @@ from millstream.services.model.version_files import read_inside
 from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.repository.base import Repository
 from millstream.services.tokenizer.client import FILE_BYTES_MAX, RUN_S_MAX, TokenizerEnded, TokenizerProcess
-from millstream.services.tokenizer.messages import Encoded, Limits, split_ids
-from millstream.services.tokenizer.process import MEMORY_BYTES_MAX
+from millstream.services.tokenizer.process import MEMORY_BYTES_MAX, Encoded, Limits, split_ids
 
 log = logging.getLogger("millstream.texts")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
-from millstream.gateway.v2 import routes_health, routes_infer, routes_models, schemas
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import LIST, Row
+from millstream.gateway.v2 import routes_infer, routes_models, schemas
+from millstream.services.access.scopes import LIST, Need, Row
 from millstream.services.metrics.catalogue import RequestProtocol
 
 INFERENCE = Tag("v2 inference", "The Open Inference Protocol v2, with Triton's binary tensors.", Place.OPEN)
@@ -29,7 +28,6 @@ def _rows() -> Iterator[tuple[tuple[str, str], Row]]:
 ADAPTER = Adapter(
     routes=(
         Routes(routes_infer.router, INFERENCE, order=0),
-        Routes(routes_health.router, INFERENCE, order=20),
         Routes(routes_models.router, INFERENCE, order=40),
     ),
     access=dict(_rows()),

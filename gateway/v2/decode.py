@@ -3,8 +3,14 @@
 body ── envelope cached? ──yes──> only the numbers are read
              └──no──> JSON document ── inputs, options checked ──> InferCall ── envelope cached
 
-Requests of one client mostly differ only in their numbers. Everything else, the envelope, is cached
-(millstream.gateway.v2.envelopes), because checking it takes longer than reading the numbers.
+Requests of one client mostly differ only in their numbers. Everything else, the envelope, is cached, because checking
+it takes longer than reading the numbers:
+
+{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[ 1.5,2,0,4 ]}]}      JSON: prefix, numbers, suffix
+{"inputs":[{"name":"x", … "parameters":{"binary_data_size":16}}]} 16 bytes          binary: the whole JSON part
+
+Only envelopes of requests without an id are cached, after the request was decoded in full. JSON is read from left to
+right, so two bodies with the same prefix and suffix around a flat list differ in that list only.
 
 Source: Open Inference Protocol v2, REST; Triton's binary tensor data extension.
 """
@@ -12,40 +18,29 @@ Source: Open Inference Protocol v2, REST; Triton's binary tensor data extension.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
 from millstream.gateway.tensors.elements import raw_from_json, raw_from_strings
-from millstream.gateway.tensors.input_plan import Extent, InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans, opened, raw_tensor
-from millstream.gateway.tensors.inputs import ABSENT, InputTensor
+from millstream.gateway.tensors.inputs import ABSENT, Extent, InputPlan, InputTensor
 from millstream.gateway.tensors.json_document import (
     excerpt,
     expect_parameters,
     expect_unsigned,
-    parse_json,
     raise_missing,
     raise_mistyped,
 )
+from millstream.gateway.tensors.json_text import parse_json
 from millstream.gateway.tensors.named_columns import columns_given, from_columns, plans_of_columns
 from millstream.gateway.tensors.output_options import Extensions
 from millstream.gateway.tensors.outputs import VIEW_BYTES_MIN
-from millstream.gateway.v2.call import InferCall, Options
-from millstream.gateway.v2.envelopes import (
-    PREFIX_BYTES_MAX,
-    BinaryEnvelope,
-    JsonEnvelope,
-    binary_envelope,
-    json_envelope,
-    remember,
-)
-from millstream.gateway.v2.options import read_options, read_span
+from millstream.gateway.v2.options import InferCall, Options, read_options, read_span
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
-
-__all__ = ["InferCall", "V2Decoder", "parse_header_length"]
 
 _HEADER_DIGITS_MAX = 19
 #: Longer bodies are decoded in full, without an envelope, which bounds the cost of one parse.
@@ -59,6 +54,22 @@ _NOT_NUMBERS = (ValueError, struct.error, OverflowError)
 _E = ord("e")
 _loads = orjson.loads
 _new = tuple.__new__
+
+_PREFIX_BYTES_MAX = 1024
+_SUFFIX_BYTES_MAX = 512
+_ENVELOPES_MAX = 256
+
+#: prefix up to the numbers' "[", suffix from their "]" on, function that packs the shape's count of numbers, shape,
+#: bytes in raw form, options
+JsonEnvelope = tuple[bytes, bytes, Callable[..., bytes], tuple[int, ...], int, Options]
+
+#: JSON part; bytes of the whole body; shape, start, end of each input in the signature's order; options
+BinaryEnvelope = tuple[bytes, int, list[tuple[tuple[int, ...], int, int]], Options]
+
+_Envelope = TypeVar("_Envelope", JsonEnvelope, BinaryEnvelope)
+
+# In place of a number this is a string; inside a string it ends that string, and the rest is not JSON.
+_PROBE = b'"~"'
 
 
 @lru_cache(maxsize=1024)
@@ -126,7 +137,7 @@ class V2Decoder:
             return self._decode_new(body)
         parts = self._last_parts
         if parts is None or len(parts[0]) != header_bytes or len(body) != parts[1] or body[:header_bytes] != parts[0]:
-            head = bytes(body[:header_bytes]) if 0 < header_bytes <= PREFIX_BYTES_MAX else b""
+            head = bytes(body[:header_bytes]) if 0 < header_bytes <= _PREFIX_BYTES_MAX else b""
             parts = self._binary.get(head)
             if parts is None or len(body) != parts[1] or len(head) != header_bytes:
                 return self._decode_parts(memoryview(body), header_bytes)
@@ -142,7 +153,7 @@ class V2Decoder:
         """Return the request in a JSON body whose envelope differs from the previous request's."""
         # The numbers are between the last "[" and the "]" after it; the rest is the envelope.
         start = body.rfind(b"[")
-        if start < PREFIX_BYTES_MAX:
+        if start < _PREFIX_BYTES_MAX:
             envelope = self._json.get(body[: start + 1] + body[body.find(b"]", start) :])
             if envelope is not None:
                 self._last = envelope
@@ -165,10 +176,10 @@ class V2Decoder:
             call = self._read(self._plans, document, text, body[header_bytes:])
         except Failure as failure:
             return self._read_columns(failure, document, body[header_bytes:])
-        if not call.options.id and call.options.output_options is None and header_bytes <= PREFIX_BYTES_MAX:
-            envelope = binary_envelope(call, text, document["inputs"], self._plans.by_name)
+        if not call.options.id and call.options.output_options is None and header_bytes <= _PREFIX_BYTES_MAX:
+            envelope = _binary_envelope(call, text, document["inputs"], self._plans.by_name)
             if envelope is not None:
-                remember(self._binary, text, envelope)
+                _remember(self._binary, text, envelope)
         return call
 
     def _decode_json(self, body: bytes) -> InferCall:
@@ -184,9 +195,9 @@ class V2Decoder:
         if len(body) > _ENVELOPE_BYTES_MAX:
             first = None
         if first is not None and not call.options.id and call.options.output_options is None:
-            envelope = json_envelope(call, body, first)
+            envelope = _json_envelope(call, body, first)
             if envelope is not None:
-                remember(self._json, *envelope)
+                _remember(self._json, *envelope)
         return call
 
     def _read_columns(self, failure: Failure, document: dict[str, Any], tail: memoryview) -> InferCall:
@@ -319,3 +330,54 @@ def _read_numbers(body: bytes, envelope: JsonEnvelope) -> InferCall | None:
     if _E in numbers and bool in set(map(type, values)):
         return None
     return _new(InferCall, ([_new(InputTensor, (shape, data, size_bytes))], options))
+
+
+def _remember(envelopes: dict[bytes, _Envelope], key: bytes, envelope: _Envelope) -> None:
+    """Cache `envelope`. A full cache is emptied: envelopes in use return with their next request."""
+    if len(envelopes) >= _ENVELOPES_MAX:
+        envelopes.clear()
+    envelopes[key] = envelope
+
+
+def _json_envelope(call: InferCall, body: bytes, plan: InputPlan) -> tuple[bytes, JsonEnvelope] | None:
+    """Return prefix + suffix of `body` as its key, and its envelope, if its data is one flat list of numbers."""
+    start = body.rfind(b"[")
+    end = body.find(b"]", start)
+    if plan.code is None or not 0 < start < _PREFIX_BYTES_MAX or len(body) - end > _SUFFIX_BYTES_MAX:
+        return None
+    prefix, suffix = body[: start + 1], body[end:]
+    try:
+        data: Any = orjson.loads(prefix + _PROBE + suffix)["inputs"][0].get("data")
+    except orjson.JSONDecodeError:
+        return None
+    while type(data) is list and len(data) == 1:
+        data = data[0]
+    if data != "~":
+        return None
+    tensor = call.inputs[0]
+    pack = struct.Struct(f"{tensor.size_bytes // plan.item_bytes}{plan.code}").pack
+    return prefix + suffix, (prefix, suffix, pack, tensor.shape, tensor.size_bytes, call.options)
+
+
+def _binary_envelope(
+    call: InferCall, text: bytes, items: list[dict[str, Any]], plans: dict[str, InputPlan]
+) -> BinaryEnvelope | None:
+    """Return the envelope of a body with all its inputs in binary form.
+
+    Args:
+        call: the decoded request.
+        text: its JSON part.
+        items: the elements of `inputs` in it.
+        plans: plans of the version's inputs, by name.
+    """
+    tensors: dict[int, tuple[tuple[int, ...], int, int]] = {}
+    at = len(text)
+    for item in items:
+        plan = plans[item["name"]]
+        if "binary_data_size" not in (item.get("parameters") or {}) or not plan.opaque:
+            return None
+        tensor = call.inputs[plan.index]
+        tensors[plan.index] = (tensor.shape, at, at + tensor.size_bytes)
+        at += tensor.size_bytes
+    absent = (ABSENT.shape, 0, 0)
+    return text, at, [tensors.get(index, absent) for index in range(len(plans))], call.options

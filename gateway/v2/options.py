@@ -1,9 +1,10 @@
-"""Reads the parts of a request besides its inputs: id, parameters, requested outputs."""
+"""A decoded v2 request, and how its parts besides the inputs are read: id, parameters, requested outputs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.json_document import (
     excerpt,
     expect_boolean,
@@ -13,7 +14,6 @@ from millstream.gateway.tensors.json_document import (
     raise_mistyped,
 )
 from millstream.gateway.tensors.output_options import Extensions, OutputOption, Span
-from millstream.gateway.v2.call import Options
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import ELEMENTS_MAX
 
@@ -21,6 +21,26 @@ ID_CHARACTERS_MAX = 4096
 
 SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 SCALARS = (str, int, float, bool, type(None))
+
+
+class Options(NamedTuple):
+    """The parts of a request besides its inputs' data. Requests with the same envelope share one object."""
+
+    rows: int  # dimension 0 when the version batches; 1 otherwise
+    id: str = ""  # "": the request has none
+    outputs: list[tuple[int, bool]] | None = None  # (index in the signature, binary) as requested; None: all
+    binary_default: bool = False  # the form of the outputs when `outputs` is None
+    timeout_s: float | None = None
+    priority: int = 0  # 0: default; 1: highest; larger numbers come later
+    output_options: dict[int, OutputOption] | None = None  # by index, for outputs that are not sent as plain tensors
+    shared_memory_bytes: int = 0  # size of the inputs that were in shared memory
+
+
+class InferCall(NamedTuple):
+    """A decoded v2 inference request."""
+
+    inputs: list[InputTensor]  # in the signature's order, one for every input
+    options: Options
 
 
 def read_options(

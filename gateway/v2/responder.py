@@ -28,18 +28,19 @@ from millstream.gateway.http.compression import choose_encoding, compress
 from millstream.gateway.observing.timing import BatchTiming, server_timing
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
 from millstream.gateway.scheduling.request import FORM_HEADER, Request, RequestLane, served_by
-from millstream.gateway.tensors.json_numbers import PIECE_ELEMENTS, dump_numbers
 from millstream.gateway.tensors.output_options import Extensions, OutputOption
 from millstream.gateway.tensors.outputs import (
+    PIECE_ELEMENTS,
     VIEW_BYTES_MIN,
     Outputs,
     OutputTensor,
     Reply,
+    dump_numbers,
     own_copies,
     raw_bytes,
     size_of,
 )
-from millstream.gateway.v2.call import Options
+from millstream.gateway.v2.options import Options
 from millstream.services.errors import Failure, invalid
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.model.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES

@@ -8,24 +8,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from millstream.gateway.access.principal import CALLER, Principal
-from millstream.gateway.connection.budgets import ReceiveBudget
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.error_reply import error_reply, internal_failure
 from millstream.gateway.connection.infer_handler import Cancel, InferHeaders
 from millstream.gateway.http.compression import decompress
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.request import bill
-from millstream.gateway.scheduling.router import Router
+from millstream.gateway.scheduling.router import Codec, Router
+from millstream.gateway.tensors.examples import infer_body
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.output_options import ClientRegions, Extensions, LabelledOutputs
 from millstream.gateway.texts.text_plans import plans_of_texts
 from millstream.gateway.texts.texts import Texts
-from millstream.gateway.v2.decode import InferCall, V2Decoder, parse_header_length
-from millstream.gateway.v2.example import infer_body
-from millstream.gateway.v2.responder import Done, RestRequest
-from millstream.services.errors import Code, Failure
+from millstream.gateway.v2.decode import V2Decoder, parse_header_length
+from millstream.gateway.v2.options import InferCall
+from millstream.gateway.v2.responder import Done, RestRequest, RestResponder, V2Encoder
+from millstream.services.errors import Code, Failure, invalid
 from millstream.services.metrics.catalogue import RequestProtocol
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.version_files import overwritten, read_label_names
 from millstream.services.process.offload import run_in_thread_if_large
 from millstream.services.process.request_id import request_context
 from millstream.services.traceparent import Trace
@@ -276,3 +282,54 @@ class InferService:
             task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+Labels = dict[str, tuple[str, ...]]
+
+
+def read_labels(folder: Path, manifest: Manifest) -> Labels:
+    """Return the class names of each output of the version in `folder`.
+
+    Raises:
+        Failure: INVALID for a file that is not in the version's list, cannot be read, or was changed.
+    """
+    try:
+        names = {path: read_label_names(folder, path, manifest.files) for path in set(manifest.config.labels.values())}
+    except Failure as failure:
+        raise invalid(failure.message + overwritten(manifest)) from None
+    return {output: names[path] for output, path in manifest.config.labels.items()}
+
+
+def v2_codec(
+    labels_of: Callable[[Manifest], Labels],
+    memory: ClientRegions | None,
+    reply_budget: ReplyBudget,
+    request_bytes_max: int,
+    manifest: Manifest,
+    plans: InputPlans,
+) -> Codec:
+    """Return the codec of a version, for the router, which opens the version's lane.
+
+    Args:
+        labels_of: reads the class names of a version; raises Failure for label files that cannot be read.
+        memory: the registered shared memory of clients; None: they can register none.
+        reply_budget: bounds replies that are being written.
+        request_bytes_max: limit on a request's body, and on an input in shared memory.
+        manifest: of the version.
+        plans: of its inputs.
+    """
+    labels: Labels = {}
+    labelled = None
+    failure = ""
+    if manifest.config.labels:
+        try:
+            labels = labels_of(manifest)
+            if (classes := manifest.config.classes) is not None:
+                labelled = LabelledOutputs(manifest.signature, classes, labels[classes.output])
+        except Failure as unreadable:
+            log.warning("version %s of %s: %s", manifest.version, manifest.model, unreadable.message)
+            failure = unreadable.message
+    extensions = Extensions(manifest.answered, labels, memory, request_bytes_max, labelled)
+    encoder = V2Encoder(manifest.model, manifest.version, manifest.answered, extensions)
+    decoder = V2Decoder(plans, request_bytes_max, extensions)
+    return Codec(extensions, decoder, RestResponder(encoder, reply_budget), failure)

@@ -10,14 +10,18 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from heapq import nlargest
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
+from millstream.services.process.audit import Changes
 from millstream.services.repository.disk import storage_errors
 
 FILE_BYTES_MAX = 4 << 20
@@ -25,6 +29,21 @@ FILES_MAX = 4  # of one writer
 FOLDER_FILES_MAX = 256  # of all writers: a container has a new name each time it starts
 LINE_BYTES_MAX = 16 << 10  # a longer entry loses its details
 _NAME = re.compile(r"[^A-Za-z0-9._-]")
+TEXT_CHARACTERS_MAX = 512  # of an address, a path, …
+
+
+class Who(NamedTuple):
+    """Who made a call.
+
+    Args:
+        label: of the key; "": there was none, and none was needed.
+        key_id: of the key; "": there was none, or the admin key.
+        address: from where.
+    """
+
+    label: str
+    key_id: str
+    address: str
 
 
 class AuditLog:
@@ -107,3 +126,52 @@ def _entries(path: Path) -> Iterator[dict[str, Any]]:
 def _instant(entry: dict[str, Any]) -> float:
     at = entry.get("at")
     return float(at) if isinstance(at, int | float) else 0.0
+
+
+class Wanted(NamedTuple):
+    """Which entries are wanted.
+
+    Args:
+        key: id or name of the key, or the whole `by`; None: any.
+        model: glob of the model's name; None: any.
+        since, until: seconds since the epoch.
+    """
+
+    key: str | None = None
+    model: str | None = None
+    since: float = -inf
+    until: float = inf
+
+    def matches(self, entry: Mapping[str, Any]) -> bool:
+        """Whether an entry is wanted."""
+        by, at = str(entry.get("by", "")), entry.get("at")
+        if self.key is not None and self.key not in {entry.get("key"), by} and not by.endswith(f" ({self.key})"):
+            return False
+        if self.model is not None and not fnmatchcase(str(entry.get("model") or ""), self.model):
+            return False
+        return self.since <= (at if isinstance(at, int | float) else 0.0) < self.until
+
+
+def audit_entry(now: float, who: Who, what: str, target: str, outcome: int | str, changes: Changes) -> dict[str, Any]:
+    """Return an entry of the audit log.
+
+    Args:
+        now: seconds since the epoch.
+        who: made the call.
+        what: the operation.
+        target: method and path, or the full name of a gRPC method.
+        outcome: the HTTP status, or the gRPC status code.
+        changes: what the operation says that it changed, and of which model.
+    """
+    return {
+        "at": round(now, 3),
+        "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
+        "by": who.label[:TEXT_CHARACTERS_MAX] or "without a key",
+        "key": who.key_id,
+        "address": who.address[:TEXT_CHARACTERS_MAX],
+        "what": what[:TEXT_CHARACTERS_MAX],
+        "target": target[:TEXT_CHARACTERS_MAX].encode("utf-8", "backslashreplace").decode(),
+        "outcome": outcome,
+        "model": changes.model[:TEXT_CHARACTERS_MAX],
+        "changes": changes.texts,
+    }

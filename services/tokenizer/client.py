@@ -20,8 +20,9 @@ from millstream.services.ingest.forked_check import watched
 from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.sandbox.folder_watch import FolderWatch
 from millstream.services.sandbox.group_watch import GroupWatch
-from millstream.services.tokenizer.messages import (
+from millstream.services.tokenizer.process import (
     LENGTH,
+    MEMORY_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     TRIAL,
     Encoded,
@@ -30,7 +31,6 @@ from millstream.services.tokenizer.messages import (
     pack,
     read_answers,
 )
-from millstream.services.tokenizer.process import MEMORY_BYTES_MAX
 
 TOKENIZER = "tokenizer.json"
 FILE_BYTES_MAX = 64 << 20

@@ -28,7 +28,7 @@ from botocore.exceptions import ClientError
 from openai import AuthenticationError, OpenAI, PermissionDeniedError
 from tritonclient.utils import InferenceServerException
 
-from millstream.gateway.access.key_watch import AGREE_S_MAX
+from millstream.gateway.access.access_control import AGREE_S_MAX
 from millstream.services.local_token import token_file
 from millstream.services.queue.keys import InstallationKeys
 from tests.kit import models

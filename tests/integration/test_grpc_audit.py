@@ -10,8 +10,8 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from millstream.gateway.access.audit_trail import REFUSALS_A_MINUTE
 from millstream.services.access.audit_log import AuditLog
-from millstream.services.access.audit_rules import REFUSALS_A_MINUTE
 from tests.kit.application import Application
 
 pytestmark = pytest.mark.anyio

@@ -20,7 +20,7 @@ from millstream.gateway.texts.tokenizers import ENDS_MAX, PROCESSES_MAX, Tokeniz
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.base import Repository
-from millstream.services.tokenizer.messages import Encoded
+from millstream.services.tokenizer.process import Encoded
 from tests.kit import models
 from tests.kit.stack import Stack, assert_quiet, children
 from tests.kit.wait import wait_until

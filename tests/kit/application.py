@@ -14,9 +14,9 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import Message, Scope
 
+from millstream.gateway.access.access_control import KeyWatch
 from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate, Keyless
-from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.access.principal import Principal
 from millstream.gateway.app import build_app
 from millstream.gateway.catalog.interfaces import ScaleView

@@ -6,6 +6,7 @@ The model has tests.kit.versions' signature: FP32 x [-1, 4] -> FP32 y [-1, 2], t
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,7 @@ from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.router import Router
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
-from millstream.gateway.v2.codec import V2CodecFactory
-from millstream.gateway.v2.service import InferService
+from millstream.gateway.v2.service import InferService, v2_codec
 from millstream.plugins.compat.triton.shared_memory import ClientMemory
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
@@ -128,7 +128,7 @@ class Loopback:
         self.producer._links["cpu"] = self.link
         memory = ClientMemory(home, "loopback", allowed=False)
         self.reply_budget = ReplyBudget(self.settings.reply_unread_bytes_max)
-        codec_of = V2CodecFactory(lambda _: {}, memory, self.reply_budget, self.settings.request_bytes_max)
+        codec_of = partial(v2_codec, lambda _: {}, memory, self.reply_budget, self.settings.request_bytes_max)
         demands = Demands(lambda: Snapshot({}, ()), self.producer.lanes, lambda *_: Footprint(0), ScaleView())
         quarantine = Quarantine(
             tally.gauge(catalogue.REQUESTS_QUARANTINED),

@@ -16,12 +16,11 @@ from tritonclient.grpc import service_pb2 as pb
 from millstream.gateway.grpc.codec.decode import GrpcDecoder
 from millstream.gateway.grpc.methods.example import MESSAGE_BYTES_MAX, advice_text, with_advice
 from millstream.gateway.tensors import forms
-from millstream.gateway.tensors.examples import BodyWriter, rows_body, samples, value_body
+from millstream.gateway.tensors.examples import BodyWriter, generate_body, infer_body, rows_body, samples, value_body
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.output_options import Extensions
 from millstream.gateway.v2.decode import V2Decoder, parse_header_length
-from millstream.gateway.v2.example import generate_body, infer_body
 from millstream.plugins.compat.tfserving.predict import classify_body, read_document, read_examples, regress_body
 from millstream.plugins.compat.torchserve.predictions import read as read_prediction
 from millstream.plugins.compat.triton.generate import read as read_generate

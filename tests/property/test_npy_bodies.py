@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.numpy_arrays import from_array
+from millstream.gateway.tensors.nested_lists import from_array
 from millstream.plugins.compat.torchserve.predictions import read as read_prediction
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import ITEM_BYTES

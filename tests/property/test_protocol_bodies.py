@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from millstream.gateway.tensors import forms
-from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.request_inputs import Inputs
+from millstream.gateway.tensors.input_plans import InputPlans, Inputs
 from millstream.gateway.tensors.rows_json import read_predict
 from millstream.plugins.compat.openai import request as openai
 from millstream.plugins.compat.openai.embedder import embedder

@@ -21,8 +21,8 @@ from tritonclient.http._utils import _get_inference_request
 from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import Column, Outputs, OutputTensor
-from millstream.gateway.v2.call import InferCall, Options
 from millstream.gateway.v2.decode import V2Decoder
+from millstream.gateway.v2.options import InferCall, Options
 from millstream.gateway.v2.responder import V2Encoder
 from millstream.services.errors import Failure
 from millstream.services.model.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES, NUMPY

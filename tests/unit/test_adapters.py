@@ -17,8 +17,7 @@ from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.http.error_formats import ErrorContext, ErrorFormat, FormattedError
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.versioned import versioned
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import Row
+from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import invalid
 from tests.kit.application import Application
 

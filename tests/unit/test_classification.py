@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from millstream.gateway.tensors.classification import LabelledOutputs, check_classifiable, classify
+from millstream.gateway.tensors.output_options import LabelledOutputs, check_classifiable, classify
 from millstream.gateway.tensors.outputs import Column, Outputs, OutputTensor
 from millstream.services.errors import Code, Failure
 from millstream.services.model.classes import Classes, answered

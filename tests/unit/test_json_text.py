@@ -11,9 +11,9 @@ import numpy as np
 import orjson
 import pytest
 
+import millstream.gateway.tensors.json_document
 import millstream.gateway.tensors.json_text
 import millstream.gateway.tensors.number_list
-import millstream.gateway.tensors.strict_json
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_text import JsonLimits, parse
@@ -202,7 +202,7 @@ def test_documents_of_millions_of_values_are_refused_before_they_are_parsed(
 def test_long_lists_of_numbers_are_never_parsed_at_once(element: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     lists_max = 300_000
     monkeypatch.setattr(millstream.gateway.tensors.number_list, "LISTS_MAX", lists_max)
-    at_once = millstream.gateway.tensors.strict_json.loads
+    at_once = millstream.gateway.tensors.json_document.loads
 
     def counted(text: bytes) -> Any:
         assert len(text) < 2 * millstream.gateway.tensors.number_list.PIECE_BYTES

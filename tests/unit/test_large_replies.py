@@ -13,7 +13,7 @@ import pytest
 from millstream.gateway.connection.budgets import ReplyBudget, ReplyPermit
 from millstream.gateway.connection.infer_handler import HttpReply
 from millstream.gateway.tensors.outputs import Column, Outputs
-from millstream.gateway.v2.call import Options
+from millstream.gateway.v2.options import Options
 from millstream.gateway.v2.responder import RestRequest, RestResponder, V2Encoder
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec

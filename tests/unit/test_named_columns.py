@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from millstream.gateway.tensors import forms
-from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.input_plans import InputPlans, Inputs
 from millstream.gateway.tensors.named_columns import NamedColumns
-from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.gateway.v2.decode import V2Decoder
 from millstream.plugins.compat.sagemaker.dataframes import read_dataframe
 from millstream.plugins.compat.torchserve import predictions

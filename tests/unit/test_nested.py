@@ -10,13 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from millstream.gateway.tensors.input_plan import InputPlan
-from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.nested_json import rows_of, text_of
-from millstream.gateway.tensors.nested_lists import from_lists, row_of_lists
-from millstream.gateway.tensors.numpy_arrays import from_array
-from millstream.gateway.tensors.outputs import OutputTensor, own_copies
-from millstream.gateway.tensors.request_inputs import CheckedInput, join
+from millstream.gateway.tensors.input_plans import CheckedInput, InputPlans, join
+from millstream.gateway.tensors.inputs import InputPlan
+from millstream.gateway.tensors.nested_lists import from_array, from_lists, row_of_lists
+from millstream.gateway.tensors.outputs import OutputTensor, own_copies, rows_of, text_of
 from millstream.services.errors import Failure
 from millstream.services.model.datatypes import NUMPY, decode_elements
 from millstream.services.model.signature import Signature, TensorSpec

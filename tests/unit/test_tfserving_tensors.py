@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from millstream.gateway.tensors.elements import raw_from_strings
-from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.inputs import InputPlan
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.plugins.compat.tfserving.grpc.examples import read_input, write_classes, write_values
 from millstream.plugins.compat.tfserving.grpc.schema import message

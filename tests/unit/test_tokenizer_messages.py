@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from millstream.services.tokenizer.messages import (
+from millstream.services.tokenizer.process import (
     ERROR_CHARACTERS_MAX,
     Encoded,
     numbers,

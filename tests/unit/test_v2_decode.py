@@ -11,7 +11,8 @@ import pytest
 
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import VIEW_BYTES_MIN
-from millstream.gateway.v2.decode import InferCall, V2Decoder, parse_header_length
+from millstream.gateway.v2.decode import V2Decoder, parse_header_length
+from millstream.gateway.v2.options import InferCall
 from millstream.services.model.signature import Signature, TensorSpec
 
 MLP = Signature(

@@ -9,9 +9,8 @@ import numpy as np
 import orjson
 import pytest
 
-from millstream.gateway.tensors.json_numbers import dump_numbers
-from millstream.gateway.tensors.outputs import OutputTensor
-from millstream.gateway.v2.call import Options
+from millstream.gateway.tensors.outputs import OutputTensor, dump_numbers
+from millstream.gateway.v2.options import Options
 from millstream.gateway.v2.responder import V2Encoder
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import NUMPY

@@ -15,9 +15,8 @@ import numpy as np
 
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
 from millstream.gateway.tensors.elements import raw_from_strings
-from millstream.gateway.tensors.input_plan import Extent, InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans, opened, raw_tensor
-from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.inputs import Extent, InputPlan, InputTensor
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.named_columns import columns_given, from_columns, plans_of_columns
 from millstream.gateway.tensors.output_options import Extensions, OutputOption

@@ -9,9 +9,8 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.gateway.tensors.examples import Filled, Sample, Target, json_text, python_text, samples
+from millstream.gateway.tensors.examples import Filled, Sample, Target, json_text, python_text, raw_element, samples
 from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.v2.example import raw_element
 from millstream.services.model.datatypes import BINARY_ONLY, BYTES
 from millstream.services.model.signature import TensorSpec
 

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.grpc.codec import parse_cost
 from millstream.gateway.http.deps import Deps
-from millstream.services.access.table import Row
+from millstream.services.access.scopes import Row
 
 
 class Method(NamedTuple):

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.input_plans import InputPlans, Inputs, join
 from millstream.gateway.tensors.nested_lists import from_lists
-from millstream.gateway.tensors.numpy_arrays import as_numbers
-from millstream.gateway.tensors.outputs import OutputTensor
-from millstream.gateway.tensors.request_inputs import Inputs, join
+from millstream.gateway.tensors.outputs import OutputTensor, as_numbers
 from millstream.gateway.texts.texts import Array, rows_padded_max, token_inputs
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES, FLOATS

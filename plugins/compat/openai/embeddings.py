@@ -18,8 +18,8 @@ from millstream.gateway.scheduling.caller import Caller, infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import Body, Target
 from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.json_numbers import dump_numbers
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
+from millstream.gateway.tensors.outputs import dump_numbers
 from millstream.gateway.texts.texts import Texts
 from millstream.plugins.compat.openai.embedder import Embedder, embedder, shortened
 from millstream.plugins.compat.openai.request import INPUT, EmbeddingRequest, read

@@ -19,8 +19,7 @@ from millstream.gateway.http.model_list import model_list
 from millstream.gateway.http.openapi import json_body, ref, reply
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.plugins.compat.openai.embeddings import Embeddings
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import LIST, Row
+from millstream.services.access.scopes import LIST, Need, Row
 from millstream.services.errors import Code
 
 _TYPES = {

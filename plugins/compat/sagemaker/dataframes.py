@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from millstream.gateway.tensors.column_categories import Values
-from millstream.gateway.tensors.input_plan import InputPlan
-from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.input_plans import CheckedInput, InputPlans, Inputs, join
+from millstream.gateway.tensors.inputs import InputPlan
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.named_columns import values_of
 from millstream.gateway.tensors.nested_lists import from_lists
 from millstream.gateway.tensors.number_list import NumberList
-from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
 from millstream.gateway.texts.text_plans import expect_no_text
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import FLOATS

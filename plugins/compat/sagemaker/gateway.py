@@ -30,14 +30,13 @@ from millstream.gateway.http.row_schemas import PredictReply, PredictRequest
 from millstream.gateway.scheduling.caller import Caller, RequestOptions, infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors import forms
-from millstream.gateway.tensors.examples import rows_body
+from millstream.gateway.tensors.examples import infer_body, rows_body
 from millstream.gateway.tensors.forms import CSV, JSON_LINES, NPY
 from millstream.gateway.tensors.outputs import size_of
 from millstream.gateway.texts.hugging_face import check_parameters, gives_texts, write_labels
 from millstream.gateway.texts.text_plans import are_strings, read_with_texts
-from millstream.gateway.v2.call import InferCall
 from millstream.gateway.v2.decode import parse_header_length
-from millstream.gateway.v2.example import infer_body
+from millstream.gateway.v2.options import InferCall
 from millstream.gateway.v2.responder import V2Encoder
 from millstream.gateway.v2.schemas import InferReply, InferRequest
 from millstream.plugins.compat.sagemaker.bodies import (
@@ -52,8 +51,7 @@ from millstream.plugins.compat.sagemaker.dataframes import check_params, is_data
 from millstream.plugins.compat.sagemaker.errors import FORMAT
 from millstream.plugins.compat.sagemaker.settings import SageMakerSettings
 from millstream.plugins.compat.sagemaker.target import default_model, named_model, variant_version
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import Row
+from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.process.offload import run_in_thread_if_large
 from millstream.services.settings import settings_of

@@ -17,7 +17,7 @@ from millstream.gateway.http.deps import Deps
 from millstream.plugins.compat.sagemaker import sigv4
 from millstream.plugins.compat.sagemaker.settings import is_multi_model
 from millstream.services.access import secret as keys
-from millstream.services.access.table import Row
+from millstream.services.access.scopes import Row
 from millstream.services.errors import Failure
 from millstream.services.process.offload import run_in_thread_if_large
 from millstream.services.settings import Settings

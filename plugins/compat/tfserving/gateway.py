@@ -20,9 +20,8 @@ from millstream.gateway.http.row_schemas import ModelList, PredictReply, Predict
 from millstream.gateway.scheduling.caller import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import BodyWriter, rows_body
-from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.input_plans import InputPlans, Inputs
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
-from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.gateway.tensors.rows_json import read_predict, write_predict
 from millstream.gateway.texts.hugging_face import check_parameters, gives_texts
 from millstream.gateway.texts.text_plans import are_strings, read_with_texts
@@ -46,8 +45,7 @@ from millstream.plugins.compat.tfserving.schemas import (
     RegressReply,
     SignatureMetadata,
 )
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import LIST, Row
+from millstream.services.access.scopes import LIST, Need, Row
 from millstream.services.errors import Code, Failure
 from millstream.services.process.offload import run_in_thread_if_large
 

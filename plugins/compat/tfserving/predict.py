@@ -14,17 +14,15 @@ import numpy as np
 import orjson
 
 from millstream.gateway.tensors.examples import Body, Target
-from millstream.gateway.tensors.input_plan import InputPlan
-from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.input_plans import CheckedInput, InputPlans, Inputs
+from millstream.gateway.tensors.inputs import InputPlan
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
 from millstream.gateway.tensors.named_columns import read_named
-from millstream.gateway.tensors.nested_json import rows_of, text_of
 from millstream.gateway.tensors.nested_lists import row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.output_options import Extensions
-from millstream.gateway.tensors.outputs import OutputTensor
-from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs
+from millstream.gateway.tensors.outputs import OutputTensor, rows_of, text_of
 from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, row_names
 from millstream.services.errors import invalid, not_found
 from millstream.services.model.datatypes import BYTES

@@ -23,8 +23,7 @@ from millstream.gateway.texts.text_plans import read_with_texts
 from millstream.plugins.compat.torchserve import routes_management, schemas
 from millstream.plugins.compat.torchserve.documents import find, plain, unknown_version
 from millstream.plugins.compat.torchserve.predictions import Prediction, begins_json, read, write
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import LIST, Row
+from millstream.services.access.scopes import LIST, Need, Row
 from millstream.services.errors import Code, Failure, Subject
 from millstream.services.process.offload import run_in_thread_if_large
 

@@ -19,17 +19,13 @@ import orjson
 from millstream.gateway.http.multipart import MultipartReader, Sink
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.elements import raw_from_strings
-from millstream.gateway.tensors.input_plan import InputPlan
-from millstream.gateway.tensors.input_plans import InputPlans, raw_tensor
-from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.input_plans import CheckedInput, InputPlans, Inputs, join, raw_tensor
+from millstream.gateway.tensors.inputs import InputPlan, InputTensor
 from millstream.gateway.tensors.json_text import JsonLimits, parse
 from millstream.gateway.tensors.named_columns import read_named
-from millstream.gateway.tensors.nested_json import rows_of, text_of
-from millstream.gateway.tensors.nested_lists import is_b64, lacks_rows, row_of_lists
+from millstream.gateway.tensors.nested_lists import from_array, is_b64, lacks_rows, row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
-from millstream.gateway.tensors.numpy_arrays import from_array
-from millstream.gateway.tensors.outputs import OutputTensor, answered
-from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
+from millstream.gateway.tensors.outputs import OutputTensor, answered, rows_of, text_of
 from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, read_predict
 from millstream.gateway.texts.text_plans import expect_no_text
 from millstream.services.errors import Code, Failure, invalid

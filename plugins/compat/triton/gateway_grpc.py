@@ -17,8 +17,7 @@ from millstream.gateway.http.deps import Deps
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.loader import RepositoryLoader
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import LIST, Row
+from millstream.services.access.scopes import LIST, Need, Row
 from millstream.services.errors import Code, Failure, invalid, not_found
 
 

@@ -20,8 +20,7 @@ from millstream.gateway.v2.adapter import INFERENCE, VERSIONED
 from millstream.plugins.compat.triton import routes_generate, routes_repository, routes_shared_memory, routes_trace
 from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.schemas import SCHEMAS, ModelConfiguration, Statistics
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import LIST, Row
+from millstream.services.access.scopes import LIST, Need, Row
 
 _EXTENSIONS = Tag("v2 extensions", "Triton's extensions: statistics, traces, logging.", Place.LAST)
 _SHARED_MEMORY = Tag(

@@ -12,18 +12,11 @@ from typing import Any, NamedTuple
 import orjson
 
 from millstream.gateway.scheduling.caller import RequestOptions
-from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.json_document import (
-    excerpt,
-    expect_parameters,
-    expect_unsigned,
-    parse_json,
-    raise_mistyped,
-)
-from millstream.gateway.tensors.nested_json import text_of
+from millstream.gateway.tensors.input_plans import InputPlans, Inputs, join
+from millstream.gateway.tensors.json_document import excerpt, expect_parameters, expect_unsigned, raise_mistyped
+from millstream.gateway.tensors.json_text import parse_json
 from millstream.gateway.tensors.nested_lists import row_of_lists
-from millstream.gateway.tensors.outputs import OutputTensor, answered
-from millstream.gateway.tensors.request_inputs import Inputs, join
+from millstream.gateway.tensors.outputs import OutputTensor, answered, text_of
 from millstream.gateway.texts.text_plans import expect_no_text
 from millstream.gateway.v2.options import ID_CHARACTERS_MAX, SCALARS
 from millstream.services.errors import invalid

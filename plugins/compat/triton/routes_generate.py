@@ -13,10 +13,10 @@ from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import content, json_body, ref, reply
 from millstream.gateway.http.versioned import versioned
 from millstream.gateway.scheduling.caller import infer_arrays
+from millstream.gateway.tensors.examples import generate_body
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import size_of
 from millstream.gateway.texts.text_plans import read_with_texts
-from millstream.gateway.v2.example import generate_body
 from millstream.plugins.compat.triton.generate import GenerateRequest as ReadRequest
 from millstream.plugins.compat.triton.generate import event, read, write
 from millstream.plugins.compat.triton.schemas import GenerateReply, GenerateRequest

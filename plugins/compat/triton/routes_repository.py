@@ -15,8 +15,7 @@ from millstream.gateway.http.body import caller_of, read_body, read_reserved
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body, list_of, ref, reply
-from millstream.gateway.tensors.json_document import parse_json
-from millstream.gateway.tensors.json_text import JsonLimits
+from millstream.gateway.tensors.json_text import JsonLimits, parse_json
 from millstream.plugins.compat.triton.config.config import CONFIG_BYTES_MAX
 from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.loader import IndexEntry

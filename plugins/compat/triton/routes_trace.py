@@ -14,7 +14,7 @@ from millstream.gateway.http.body import declared_bytes
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body, ref, reply
-from millstream.gateway.tensors.json_document import parse_json
+from millstream.gateway.tensors.json_text import parse_json
 from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.schemas import LogSettings, LogSettingsChange, TraceSettings, TraceSettingsChange
 from millstream.services.errors import Code, Failure

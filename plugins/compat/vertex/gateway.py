@@ -19,8 +19,7 @@ from millstream.plugins.compat.sagemaker.settings import SageMakerSettings
 from millstream.plugins.compat.sagemaker.target import default_model
 from millstream.plugins.compat.vertex.settings import VertexSettings
 from millstream.plugins.compat.vertex.triton_calls import TritonCalls
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import Row
+from millstream.services.access.scopes import Need, Row
 from millstream.services.settings import Settings, settings_of
 
 

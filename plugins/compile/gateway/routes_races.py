@@ -24,8 +24,7 @@ from millstream.plugins.compile.stored.job import Job, Jobs, RaceState, RaceUndo
 from millstream.plugins.compile.stored.samples import write_uploaded
 from millstream.plugins.compile.stored.selection import Selections, undo
 from millstream.plugins.compile.targets import target_of
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import Row
+from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.samples import read_samples, stored

@@ -13,8 +13,7 @@ from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.plugins.fleet.gateway.reporter import LoadReporter
 from millstream.plugins.fleet.scaling import ScaleDecision, is_fresh
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import Row
+from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import Code, Failure, not_found
 
 router = APIRouter(prefix="/admin/v1")

@@ -23,8 +23,7 @@ from millstream.gateway.connection.drain import Drain
 from millstream.gateway.grpc.handlers import MethodTable
 from millstream.gateway.v2 import adapter as v2
 from millstream.plugins.compat.tfserving.grpc import schema
-from millstream.services.access.scopes import Grants, Need, grants_of
-from millstream.services.access.table import Row
+from millstream.services.access.scopes import Grants, Need, Row, grants_of
 from tests.kit.access_rows import GRPC, HTTP
 from tests.kit.application import OPERATOR, Application
 

@@ -10,9 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from millstream.gateway.access.audit_trail import AuditTrail
-from millstream.services.access.audit_log import AuditLog
-from millstream.services.access.audit_rules import KEYS_MAX, MINUTE_S, REFUSALS_A_MINUTE, Refusals, Who
+from millstream.gateway.access.audit_trail import KEYS_MAX, MINUTE_S, REFUSALS_A_MINUTE, AuditTrail, Refusals
+from millstream.services.access.audit_log import AuditLog, Who
 from millstream.services.process.audit import Changes
 from tests.kit.application import OPERATOR, Application
 

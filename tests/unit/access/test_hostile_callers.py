@@ -17,9 +17,8 @@ from millstream.services.access import audit_log
 from millstream.services.access.access_keys import AccessKeys
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.document import KeyDocument, StoredSecret
-from millstream.services.access.scopes import Need, grants_of
+from millstream.services.access.scopes import Need, Row, grants_of
 from millstream.services.access.secret import derive_secret, format_key, hash_secret
-from millstream.services.access.table import Row
 from millstream.services.errors import Code, Failure
 from millstream.services.model.names import NAME_CHARACTERS_MAX
 

@@ -15,11 +15,10 @@ from millstream.gateway.grpc.methods.service import GrpcService, Method
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.scheduling.caller import RequestOptions, infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
-from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.input_plans import InputPlans, Inputs, join
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.named_columns import columns_given, from_columns, plans_of_columns
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
-from millstream.gateway.tensors.request_inputs import Inputs, join
 from millstream.gateway.texts.text_plans import read_with_texts
 from millstream.plugins.compat.tfserving import documents
 from millstream.plugins.compat.tfserving.grpc.examples import read_input, write_classes, write_values
@@ -27,8 +26,7 @@ from millstream.plugins.compat.tfserving.grpc.schema import FILE, message
 from millstream.plugins.compat.tfserving.grpc.tensors import form_of, read_tensor, write_tensor
 from millstream.plugins.compat.tfserving.lookup import find_route, find_view, version_of_label
 from millstream.plugins.compat.tfserving.predict import SIGNATURE_NAME, check_signature_name, of_classes
-from millstream.services.access.scopes import Need
-from millstream.services.access.table import Row
+from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
 

@@ -10,9 +10,8 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.input_plans import InputPlans, Inputs
 from millstream.gateway.tensors.outputs import OutputTensor
-from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.plugins.compat.tfserving.predict import read_examples, scores_of, values_of
 from millstream.services.errors import invalid
 

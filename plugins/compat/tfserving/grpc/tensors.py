@@ -14,10 +14,9 @@ import numpy as np
 from millstream.gateway.connection.error_reply import too_large
 from millstream.gateway.grpc.codec.encode import varint
 from millstream.gateway.tensors.elements import normalize_booleans, raw_from_strings
-from millstream.gateway.tensors.input_plan import Extent, InputPlan
-from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.input_plans import CheckedInput
+from millstream.gateway.tensors.inputs import Extent, InputPlan, InputTensor
 from millstream.gateway.tensors.outputs import OutputTensor
-from millstream.gateway.tensors.request_inputs import CheckedInput
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BYTES, NUMPY
 
