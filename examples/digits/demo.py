@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from millstream.client.address import SYSTEM_TRUST, Trust
-from millstream.services.cli.load_generator import LoadTarget, drive
-from millstream.services.cli.terminal import emit, results, show_detail
+from millstream.client.cli.load_generator import LoadTarget, drive
+from millstream.client.cli.terminal import emit, results, show_detail
 from millstream.services.errors import Code, Failure
 
 ACCURACY_MIN = 0.97

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millstream.services.cli.failures import wrong_usage
-from millstream.services.cli.options import Endpoint, Json, Key, Name, Version, server_address
-from millstream.services.cli.terminal import ago, emit, escape, results, show_detail, show_rows
+from millstream.client.cli.failures import wrong_usage
+from millstream.client.cli.options import Endpoint, Json, Key, Name, Version, server_address
+from millstream.client.cli.terminal import ago, emit, escape, results, show_detail, show_rows
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from millstream.services.cli.failures import wrong_usage
-from millstream.services.cli.options import Endpoint, Json, Key, server_address
+from millstream.client.cli.failures import wrong_usage
+from millstream.client.cli.options import Endpoint, Json, Key, server_address
 
 if TYPE_CHECKING:
     from millstream.plugins.plan.models import KnownModels
@@ -147,7 +147,7 @@ def plan(
         summaries = _simulate(simulated, options, calls, seed, progress, compare=compare)
     needed_bytes = sum(model.footprint.resident_bytes for model in known.models)
     if json_output:
-        from millstream.services.cli.terminal import emit
+        from millstream.client.cli.terminal import emit
 
         fleet = {"workers": total, "memory_bytes": min(one.memory_bytes for one in options.each_pool())}
         counts = {"models": len(known.models), "models_measured": known.measured, "models_bytes": needed_bytes}
@@ -161,7 +161,7 @@ def plan(
 
 def _in_one_pool(models: list[SimulatedModel]) -> list[SimulatedModel]:
     """Return models that one pool serves, whatever pools they name; say so if they name several."""
-    from millstream.services.cli.terminal import notices
+    from millstream.client.cli.terminal import notices
 
     if len({name for one in models for name in one.pools}) > 1:
         notices().print("the pools that models name are left out: one pool is simulated; see --pool", style="dim")
@@ -278,8 +278,8 @@ def _trace(source: str, models: list[SimulatedModel], hours: float, seed: int) -
 
 def _logged_trace(path: Path, names: list[str]) -> Trace:
     """Return the calls of the access logs in a file or a folder. Raises ValueError, OSError."""
+    from millstream.client.cli.terminal import notices
     from millstream.plugins.plan.access_trace import calls_of, log_files, trace_of
-    from millstream.services.cli.terminal import notices
 
     files = log_files(path)
     if not files:
@@ -329,7 +329,7 @@ def _or_wrong_usage(what: str, read: Callable[[], T]) -> T:
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[float], None]]:
     """Show a progress bar on a terminal; yields a function that takes the share that is done."""
-    from millstream.services.cli.terminal import notices
+    from millstream.client.cli.terminal import notices
 
     console = notices()
     if quiet or not console.is_interactive:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from millstream.client.cli.terminal import duration, results, show_rows, size
 from millstream.plugins.plan.models import KnownModels
 from millstream.plugins.plan.simulation.fleet_options import FleetOptions
 from millstream.plugins.plan.simulation.report import Summary
-from millstream.services.cli.terminal import duration, results, show_rows, size
 
 #: what the controller orders, for people
 REASONS = {

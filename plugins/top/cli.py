@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millstream.client.cli.failures import wrong_usage
+from millstream.client.cli.options import Endpoint, Json, Key, server_address
+from millstream.client.cli.terminal import emit, escape, results
 from millstream.plugins.top.picture import Sort, picture, sorted_endpoints
-from millstream.services.cli.failures import wrong_usage
-from millstream.services.cli.options import Endpoint, Json, Key, server_address
-from millstream.services.cli.terminal import emit, escape, results
 from millstream.services.errors import Failure
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from millstream.client.cli.terminal import bar, duration, escape, rate, size
 from millstream.plugins.top.rates import EndpointRates, Overview, Totals, WorkerRates
-from millstream.services.cli.terminal import bar, duration, escape, rate, size
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from millstream.services.cli import failures
-from millstream.services.cli.commands.demo import version_text
-from millstream.services.cli.failures import wrong_usage
-from millstream.services.cli.options import Endpoint, Key, Shared
-from millstream.services.cli.terminal import prepare_streams
+from millstream.client.cli import failures
+from millstream.client.cli.demo import version_text
+from millstream.client.cli.failures import wrong_usage
+from millstream.client.cli.options import Endpoint, Key, Shared
+from millstream.client.cli.terminal import prepare_streams
 from millstream.services.nearest_names import did_you_mean
 from millstream.services.plugin.plugin import Command
 from millstream.services.plugin.registry import contributions, load
@@ -142,7 +142,7 @@ COMMANDS = (
     Command(
         name="version",
         panel="Run",
-        function="millstream.services.cli.commands.demo:version",
+        function="millstream.client.cli.demo:version",
         examples=(
             "millstream version",
             "millstream version --json",
@@ -151,7 +151,7 @@ COMMANDS = (
     Command(
         name="keys",
         panel="Run",
-        function="millstream.services.cli.commands.keys:keys",
+        function="millstream.client.cli.keys:keys",
         examples=(
             "millstream keys create ci --scope infer:digits --rate 100 --json",
             "millstream keys list",
@@ -162,7 +162,7 @@ COMMANDS = (
     Command(
         name="audit",
         panel="Run",
-        function="millstream.services.cli.commands.keys:audit",
+        function="millstream.client.cli.keys:audit",
         examples=(
             "millstream audit",
             "millstream audit -n 100 --json",
@@ -171,7 +171,7 @@ COMMANDS = (
     Command(
         name="push",
         panel="Models",
-        function="millstream.services.cli.commands.push:push",
+        function="millstream.client.cli.push:push",
         examples=(
             "millstream push resnet resnet18.onnx",
             "millstream push resnet new.onnx --version 7 --no-activate",
@@ -180,7 +180,7 @@ COMMANDS = (
     Command(
         name="models",
         panel="Models",
-        function="millstream.services.cli.commands.models:models",
+        function="millstream.client.cli.models:models",
         examples=(
             "millstream models",
             "millstream models --json",
@@ -189,13 +189,13 @@ COMMANDS = (
     Command(
         name="describe",
         panel="Models",
-        function="millstream.services.cli.commands.describe:describe",
+        function="millstream.client.cli.describe:describe",
         examples=("millstream describe digits",),
     ),
     Command(
         name="placement",
         panel="Models",
-        function="millstream.services.cli.commands.placement:placement",
+        function="millstream.client.cli.placement:placement",
         examples=(
             "millstream placement",
             "millstream placement digits --watch",
@@ -205,7 +205,7 @@ COMMANDS = (
     Command(
         name="configure",
         panel="Models",
-        function="millstream.services.cli.commands.configure:configure",
+        function="millstream.client.cli.configure:configure",
         examples=(
             "millstream configure digits",
             "millstream configure digits --instances-min 1 --pin",
@@ -215,7 +215,7 @@ COMMANDS = (
     Command(
         name="load",
         panel="Models",
-        function="millstream.services.cli.commands.load:load",
+        function="millstream.client.cli.load:load",
         examples=(
             "millstream load resnet",
             "millstream load resnet --config '{\"max_batch_size\": 8}'",
@@ -224,13 +224,13 @@ COMMANDS = (
     Command(
         name="unload",
         panel="Models",
-        function="millstream.services.cli.commands.load:unload",
+        function="millstream.client.cli.load:unload",
         examples=("millstream unload resnet",),
     ),
     Command(
         name="activate",
         panel="Models",
-        function="millstream.services.cli.commands.models:activate",
+        function="millstream.client.cli.models:activate",
         examples=(
             "millstream activate resnet 7",
             "millstream activate resnet 6 --no-wait",
@@ -239,7 +239,7 @@ COMMANDS = (
     Command(
         name="rm",
         panel="Models",
-        function="millstream.services.cli.commands.models:rm",
+        function="millstream.client.cli.models:rm",
         examples=(
             "millstream rm resnet --version 7",
             "millstream rm resnet --force",
@@ -248,7 +248,7 @@ COMMANDS = (
     Command(
         name="predict",
         panel="Use",
-        function="millstream.services.cli.commands.predict:predict",
+        function="millstream.client.cli.predict:predict",
         examples=(
             "millstream predict digits --example",
             "millstream predict digits --input examples/digits/request.json",
@@ -262,7 +262,7 @@ COMMANDS = (
     Command(
         name="bench",
         panel="Use",
-        function="millstream.services.cli.commands.bench:bench",
+        function="millstream.client.cli.bench:bench",
         examples=(
             "millstream bench digits",
             "millstream bench digits -c 64 -s 10 --rows 4",
@@ -271,7 +271,7 @@ COMMANDS = (
     Command(
         name="demo",
         panel="Use",
-        function="millstream.services.cli.commands.demo:demo",
+        function="millstream.client.cli.demo:demo",
         examples=(
             "millstream demo",
             "millstream demo --connections 64 --json",

@@ -20,8 +20,9 @@ from typing import Any, TextIO, cast
 
 from millstream.client.address import ServerAddress
 from millstream.client.async_client import AsyncClient
+from millstream.client.cli.demo import version_text
+from millstream.client.cli.terminal import duration, escape, results
 from millstream.services.cli import preload
-from millstream.services.cli.commands.demo import version_text
 from millstream.services.cli.preload import (
     EXAMPLE,
     LOAD_S_MAX,
@@ -31,7 +32,6 @@ from millstream.services.cli.preload import (
     PreloadPlan,
     ServedModel,
 )
-from millstream.services.cli.terminal import duration, escape, results
 from millstream.services.errors import Code, Failure
 from millstream.services.local_token import read_token
 from millstream.services.process.logs import about, descriptor_writer

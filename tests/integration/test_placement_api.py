@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from millstream import AsyncClient, Client
-from millstream.services.cli.commands.placement import _rows_max, _show
+from millstream.client.cli.placement import _rows_max, _show
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.repository.folder import FolderRepository
 from tests.kit import v2

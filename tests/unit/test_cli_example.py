@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.services.cli.inputs import ELEMENTS_MAX, example_of
+from millstream.client.cli.inputs import ELEMENTS_MAX, example_of
 from millstream.services.errors import Failure
 from millstream.services.model.datatypes import BINARY_ONLY, DATATYPES
 

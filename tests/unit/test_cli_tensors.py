@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.client.cli.inputs import Content
+from millstream.client.cli.inputs import request_from as request_from_content
 from millstream.client.inference import decode_reply, random_request
 from millstream.client.tensors import decode, encode
-from millstream.services.cli.inputs import Content
-from millstream.services.cli.inputs import request_from as request_from_content
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import DATATYPES
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from millstream.services.cli.terminal import escape, show_detail, show_rows
+from millstream.client.cli.terminal import escape, show_detail, show_rows
 
 COLUMNS = ("MODEL", "VERSION", "STATE", "ROLE")
 

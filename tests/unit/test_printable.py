@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from millstream.services.cli.terminal import escape
+from millstream.client.cli.terminal import escape
 from millstream.services.process.printable import printable
 from millstream.services.supervisor.log import Alerts
 

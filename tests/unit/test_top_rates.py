@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console, ConsoleDimensions
 from rich.screen import Screen
 
+from millstream.client.cli import terminal
+from millstream.client.cli.terminal import rate
 from millstream.plugins.top.picture import Sort, picture, rows_max, sorted_endpoints
 from millstream.plugins.top.rates import Overview, overview, quantile
 from millstream.plugins.top.reading import Reading, reading_of
-from millstream.services.cli import terminal
-from millstream.services.cli.terminal import rate
 
 INF = float("inf")
 WORKER = {

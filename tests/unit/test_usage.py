@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream.services.cli.inputs import example_of
+from millstream.client.cli.inputs import example_of
 from millstream.services.model.manifest import (
     ColumnCategories,
     ImportRecord,

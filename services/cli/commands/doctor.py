@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.services.cli.failures import wrong_usage
-from millstream.services.cli.options import Endpoint, Json, Key, asked_endpoint, load_settings
-from millstream.services.cli.terminal import emit, escape, results, show_detail
+from millstream.client.cli.failures import wrong_usage
+from millstream.client.cli.options import Endpoint, Json, Key, asked_endpoint, load_settings
+from millstream.client.cli.terminal import emit, escape, results, show_detail
 from millstream.services.extras import missing_modules
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import Annotated, BinaryIO, NamedTuple
 
 import typer
 
+from millstream.client.cli.options import Json, local_home
+from millstream.client.cli.terminal import allows_colour
 from millstream.services.cli.commands.up import Home
-from millstream.services.cli.options import Json, local_home
-from millstream.services.cli.terminal import allows_colour
 from millstream.services.errors import not_found
 from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.printable import printable

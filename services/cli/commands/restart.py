@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from millstream.client.cli.options import Json, local_home
 from millstream.services.cli.commands.up import Home
-from millstream.services.cli.options import Json, local_home
 from millstream.services.errors import Code, Failure
 
 
@@ -37,7 +37,7 @@ def restart(
     keeps serving and the restart ends there. Settings do not change, and Redis keeps running. `kill -HUP` of
     `millstream up` does the same.
     """
-    from millstream.services.cli.terminal import duration, emit, escape, results, show_rows, working
+    from millstream.client.cli.terminal import duration, emit, escape, results, show_rows, working
 
     folder = local_home(context, home)
     started = time.monotonic()

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millstream.client.cli.failures import usage_of
+from millstream.client.cli.options import Json, load_settings
 from millstream.services.allowed_hosts import ANY
 from millstream.services.cli.commands.up import run
-from millstream.services.cli.failures import usage_of
-from millstream.services.cli.options import Json, load_settings
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.extras import require
 from millstream.services.plugin.registry import contributions

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.services.cli.failures import usage_of
-from millstream.services.cli.options import Json, load_settings
+from millstream.client.cli.failures import usage_of
+from millstream.client.cli.options import Json, load_settings
 from millstream.services.extras import require
 from millstream.services.process.descriptors import open_standard_descriptors
 from millstream.services.process.printable import printable

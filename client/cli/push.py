@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from millstream.services.cli.failures import usage_of, wrong_usage
-from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
+from millstream.client.cli.failures import usage_of, wrong_usage
+from millstream.client.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def push(
         what = f"{name} version {document['version']} is still {document['state']} after {WAIT_S:g} s"
         raise Failure(Code.EXPIRED, f"{what}: `millstream describe {name}` shows its state; has its pool a worker?")
     if json_output:
-        from millstream.services.cli.terminal import emit
+        from millstream.client.cli.terminal import emit
 
         emit(document)
     else:
@@ -121,7 +121,7 @@ class _UploadView:
     def __init__(self, file: str, then: str, *, quiet: bool) -> None:
         from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
-        from millstream.services.cli.terminal import escape, notices
+        from millstream.client.cli.terminal import escape, notices
 
         console = notices()
         wide = (BarColumn(), DownloadColumn(binary_units=True)) if console.width >= WIDE_COLUMNS else ()
@@ -180,8 +180,8 @@ def _config(option: str | None) -> dict[str, Any] | None:
 
 
 def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
-    from millstream.services.cli.commands.describe import imported, show_signature
-    from millstream.services.cli.terminal import escape, results, show_detail, size, state
+    from millstream.client.cli.describe import imported, show_signature
+    from millstream.client.cli.terminal import escape, results, show_detail, size, state
 
     console = results()
     name = escape(document["model"])
@@ -205,7 +205,7 @@ def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
             console.print("on standby: its first call loads it")
             if document["reason"]:
                 show_detail(console, "  why       ", escape(document["reason"]), style="yellow")
-        from millstream.services.cli.inputs import calls_of
+        from millstream.client.cli.inputs import calls_of
 
         console.print()
         for call in calls_of(server.url, document["model"], document.get("usage")):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.services.cli.failures import wrong_usage
-from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, labels_of, server_address
-from millstream.services.cli.terminal import ago, emit, escape, labels_text, results, show_rows, size, state, working
+from millstream.client.cli.failures import wrong_usage
+from millstream.client.cli.options import Endpoint, Json, Key, Name, ServerAddress, labels_of, server_address
+from millstream.client.cli.terminal import ago, emit, escape, labels_text, results, show_rows, size, state, working
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import typer
 from typer.exceptions import TyperException
 
+from millstream.client.cli.terminal import allows_colour
 from millstream.client.errors import ServerError, WrongFile
-from millstream.services.cli.terminal import allows_colour
 from millstream.services.errors import Code, Failure
 from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.printable import printable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
+from millstream.client.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,7 @@ def describe(
     context: typer.Context, name: Name, json_output: Json = False, endpoint: Endpoint = None, key: Key = None
 ) -> None:
     """Show a model: its versions, signature, state on each worker and measured execution times."""
-    from millstream.services.cli.terminal import emit, escape, labels_text, results
+    from millstream.client.cli.terminal import emit, escape, labels_text, results
 
     server = server_address(context, endpoint, key)
     model = _model(server, name)
@@ -51,7 +51,7 @@ def describe(
 
 
 def _show_calls(console: Console, url: str, model: Model) -> None:
-    from millstream.services.cli.inputs import calls_of
+    from millstream.client.cli.inputs import calls_of
 
     usage = next((one.get("usage") for one in model["versions"] if one["version"] == model["serving"]), None)
     console.print()
@@ -90,7 +90,7 @@ def imported(record: ImportedModel) -> str:
 
 def show_signature(console: Console, version: Version | ListedVersion) -> None:
     """Print how a version wants to be called, its tensors, and whether requests share runs."""
-    from millstream.services.cli.terminal import escape, show_detail
+    from millstream.client.cli.terminal import escape, show_detail
 
     usage = version.get("usage")
     if usage and usage["kind"] != "tensors":  # which the next line has
@@ -101,7 +101,7 @@ def show_signature(console: Console, version: Version | ListedVersion) -> None:
 
 
 def _show(console: Console, version: ListedVersion) -> None:
-    from millstream.services.cli.terminal import ago, escape, show_detail, size, state
+    from millstream.client.cli.terminal import ago, escape, show_detail, size, state
 
     console.print(f"\n[bold]version {version['version'] or '(being uploaded)'}[/]  {state(version['state'])}")
     if version["reason"]:
@@ -149,7 +149,7 @@ def _raced(race: RaceSummary) -> str:
 
 
 def _profile(profile: dict[str, float]) -> str:
-    from millstream.services.cli.terminal import duration
+    from millstream.client.cli.terminal import duration
 
     parts = [f"{rows} in {duration(profile[rows])}" for rows in sorted(profile, key=int)]
     return "rows: " + ", ".join(parts)

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from millstream.services.cli.failures import usage_of, wrong_usage
-from millstream.services.cli.options import Endpoint, Json, Key, server_address
-from millstream.services.cli.terminal import emit, escape, results, show_rows, size
+from millstream.client.cli.failures import usage_of, wrong_usage
+from millstream.client.cli.options import Endpoint, Json, Key, server_address
+from millstream.client.cli.terminal import emit, escape, results, show_rows, size
 from millstream.services.process.memory_share import parse_size
 
 _PATH = "/admin/v1/keys"

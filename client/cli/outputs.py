@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from millstream.client.cli.terminal import escape, results
 from millstream.client.inference import DecodedReply, as_text, row_columns
 from millstream.client.tensors import Array
-from millstream.services.cli.terminal import escape, results
 from millstream.services.errors import invalid
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from millstream.services.cli.failures import wrong_usage
-from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, Version, server_address
+from millstream.client.cli.failures import wrong_usage
+from millstream.client.cli.options import Endpoint, Json, Key, Name, ServerAddress, Version, server_address
 
 #: Longest wait for the load of a model whose load takes longer than one request may wait.
 LOAD_WAIT_S_MAX = 900.0
@@ -22,10 +22,10 @@ OUTPUT_SUFFIXES = (".npz", ".csv", ".jsonl", ".parquet")
 
 if TYPE_CHECKING:
     from millstream.client.call import Reply
+    from millstream.client.cli.inputs import Content, Example
     from millstream.client.client import Client
     from millstream.client.documents import Metadata
     from millstream.client.inference import EncodedRequest
-    from millstream.services.cli.inputs import Content, Example
 
 
 class _Request(NamedTuple):
@@ -90,7 +90,7 @@ def predict(
 
 
 def _read(source: str) -> Content:
-    from millstream.services.cli.inputs import read
+    from millstream.client.cli.inputs import read
 
     return read(source)
 
@@ -104,10 +104,10 @@ def _predict(
     json_output: bool,
 ) -> None:
     """Send one request and print the reply; `given` None: an example."""
+    from millstream.client.cli.outputs import save, show
+    from millstream.client.cli.terminal import working
     from millstream.client.client import Client
     from millstream.client.inference import decode
-    from millstream.services.cli.outputs import save, show
-    from millstream.services.cli.terminal import working
 
     with Client(server, retries=0) as client:
         request = _request(client.metadata(name, version), given, binary_outputs=not json_output)
@@ -129,8 +129,8 @@ def _answer(
     client: Client, name: str, version: int | None, encoded: EncodedRequest, more: Callable[[str], None]
 ) -> Reply:
     """Send a request and return its reply. While the model is loading for longer than a request may wait, wait here."""
+    from millstream.client.cli.terminal import duration, notices
     from millstream.client.errors import ServerError
-    from millstream.services.cli.terminal import duration, notices
 
     until = time.monotonic() + LOAD_WAIT_S_MAX
     while True:
@@ -154,7 +154,7 @@ def _answer(
 
 def _request(metadata: Metadata, given: Content | list[str] | None, *, binary_outputs: bool) -> _Request:
     """Return the request for an input; None: an example."""
-    from millstream.services.cli.inputs import example_of, request_from
+    from millstream.client.cli.inputs import example_of, request_from
 
     if given is not None:
         return _Request(request_from(given, metadata, binary_outputs=binary_outputs))
@@ -170,15 +170,15 @@ def _print_json(request: _Request, reply: Reply) -> None:
     if request.example is None:
         print(reply.text)
         return
+    from millstream.client.cli.terminal import emit
     from millstream.client.inference import decode
-    from millstream.services.cli.terminal import emit
 
     emit({"request": request.example.document, "reply": decode(reply).document})
 
 
 def _show_example(example: Example, url: str) -> None:
-    from millstream.services.cli.outputs import show_array
-    from millstream.services.cli.terminal import results
+    from millstream.client.cli.outputs import show_array
+    from millstream.client.cli.terminal import results
 
     console = results()
     if example.document is not None:

@@ -8,13 +8,13 @@ from urllib.parse import quote
 
 import typer
 
-from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
+from millstream.client.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
+    from millstream.client.cli.load_generator import LoadTotals
     from millstream.client.inference import EncodedRequest
     from millstream.client.models import Metrics
-    from millstream.services.cli.load_generator import LoadTotals
 
 _METRIC = "millstream_batch_rows"
 
@@ -43,7 +43,7 @@ def bench(
         _bench(server_address(context, endpoint, key), name, connections, seconds, rows, quiet=json_output)
     )
     if json_output:
-        from millstream.services.cli.terminal import emit
+        from millstream.client.cli.terminal import emit
 
         emit(outcome)
     else:
@@ -56,8 +56,8 @@ async def _bench(
     import numpy as np
 
     from millstream.client.async_client import AsyncClient
+    from millstream.client.cli.load_generator import LoadTarget, LoadTotals, load
     from millstream.client.inference import random_request
-    from millstream.services.cli.load_generator import LoadTarget, LoadTotals, load
 
     async with AsyncClient(server, retries=0) as client:
         call = random_request(await client.metadata(name), rows, np.random.default_rng(0))
@@ -83,7 +83,7 @@ def _target(server: ServerAddress, name: str, call: EncodedRequest, target: Any)
 async def _progress(totals: LoadTotals, seconds: float, *, quiet: bool) -> None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from millstream.services.cli.terminal import notices
+    from millstream.client.cli.terminal import notices
 
     console = notices()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
@@ -141,7 +141,7 @@ def _difference(before: dict[str, float], after: dict[str, float]) -> dict[str, 
 
 
 def _show(outcome: dict[str, Any]) -> None:
-    from millstream.services.cli.terminal import escape, results
+    from millstream.client.cli.terminal import escape, results
 
     console = results()
     console.print(

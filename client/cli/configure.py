@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millstream.services.cli.failures import show_warning
-from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, labels_of, server_address
-from millstream.services.cli.terminal import emit, escape, labels_text, results, show_detail
+from millstream.client.cli.failures import show_warning
+from millstream.client.cli.options import Endpoint, Json, Key, Name, ServerAddress, labels_of, server_address
+from millstream.client.cli.terminal import emit, escape, labels_text, results, show_detail
 
 if TYPE_CHECKING:
     from millstream.client.documents import EndpointSettings

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
+from millstream.client.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
 
 
 def load(
@@ -25,7 +25,7 @@ def load(
 
     The version that serves now keeps serving until the new one is ready, and also if the load fails.
     """
-    from millstream.services.cli.terminal import duration, emit, working
+    from millstream.client.cli.terminal import duration, emit, working
 
     started = time.monotonic()
     with working(f"loading {name}", quiet=json_output):
@@ -46,7 +46,7 @@ def unload(
     """
     _unload(server_address(context, endpoint, key), name)
     if json_output:
-        from millstream.services.cli.terminal import emit
+        from millstream.client.cli.terminal import emit
 
         emit({"unloaded": name})
     else:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from millstream.client.address import URL_DEFAULT, ServerAddress, find_server, is_of_home
-from millstream.services.cli.failures import show_warning, usage_of, wrong_usage
+from millstream.client.cli.failures import show_warning, usage_of, wrong_usage
 from millstream.services.model.names import check_name
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.services.cli.options import Endpoint, Json, Key, ModelName, ServerAddress, server_address
-from millstream.services.cli.terminal import (
+from millstream.client.cli.options import Endpoint, Json, Key, ModelName, ServerAddress, server_address
+from millstream.client.cli.terminal import (
     GAP_COLUMNS,
     age,
     bar,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.services.cli.options import Endpoint, Json, Key, ServerAddress, server_address
+from millstream.client.cli.options import Endpoint, Json, Key, ServerAddress, server_address
 from millstream.services.environment import revision
 from millstream.services.version import VERSION
 
@@ -21,7 +21,7 @@ def version_text() -> str:
 def version(json_output: Json = False) -> None:
     """Print the version of Millstream; with --json also its commit, and the versions of Python and the system."""
     if json_output:
-        from millstream.services.cli.terminal import emit
+        from millstream.client.cli.terminal import emit
 
         emit(
             {

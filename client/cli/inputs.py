@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from millstream.client.cli.failures import wrong_usage
 from millstream.client.documents import Metadata, Usage
 from millstream.client.inference import EncodedRequest, encode_request
 from millstream.client.inputs import Given, given_inputs, takes_texts
 from millstream.client.tensors import VARIABLE_SIZE, Array, random_input
-from millstream.services.cli.failures import wrong_usage
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BINARY_ONLY, BYTES
 

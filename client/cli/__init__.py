@@ -1,0 +1,1 @@
+"""Commands of `millstream` that call a server, and what all commands share."""
