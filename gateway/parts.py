@@ -22,7 +22,7 @@ from millstream.services.plugin.registry import contributions
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
 
 
@@ -36,7 +36,7 @@ class GatewayParts:
     address: RedisAddress
     keys: InstallationKeys
     registry: MetricsRegistry
-    repository: Repository
+    repository: FolderRepository
     catalog: ModelCatalog
     lanes: LaneTable
     scale: ScaleView  # a plug-in that scales pools sets it

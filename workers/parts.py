@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.records import DeviceRecord
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.load_version import LoadEnvironment
@@ -48,7 +48,7 @@ class WorkerParts:
     host: str
     device: DeviceRecord
     packages: dict[str, str]
-    repository: Repository
+    repository: FolderRepository
     environment: LoadEnvironment
     models: LoadedModels
     metrics: WorkerMetrics

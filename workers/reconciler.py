@@ -12,7 +12,7 @@ import time
 from millstream.services.errors import Failure
 from millstream.services.process.backoff import with_jitter
 from millstream.services.process.low_priority import lower_priority
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.records import State
 from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.models.wanted import WantedVersions
@@ -40,7 +40,7 @@ class Reconciler:
 
     def __init__(
         self,
-        repository: Repository,
+        repository: FolderRepository,
         versions: WantedVersions,
         models: LoadedModels,
         loads: VersionLoads,

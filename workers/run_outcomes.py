@@ -14,7 +14,7 @@ from collections.abc import Callable
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.process.allocator import trim
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.verdicts import Verdict
 from millstream.workers.batches.live_check import Outcome
 from millstream.workers.metrics import WorkerMetrics
@@ -32,7 +32,7 @@ COLLECT_S_MIN = 1.0
 class BatchingOff:
     """Turns batching off: in this worker at once, in other workers and in gateways through the version's verdict."""
 
-    def __init__(self, repository: Repository, models: LoadedModels, metrics: WorkerMetrics) -> None:
+    def __init__(self, repository: FolderRepository, models: LoadedModels, metrics: WorkerMetrics) -> None:
         self._repository = repository
         self._models = models
         self._metrics = metrics

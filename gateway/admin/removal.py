@@ -5,11 +5,11 @@ from __future__ import annotations
 from millstream.gateway.catalog.snapshot import versions_text
 from millstream.services.errors import Code, Failure, Subject, not_found
 from millstream.services.model.manifest import Endpoint
-from millstream.services.repository.base import Repository
-from millstream.services.repository.conflicts import retry_on_conflict
+from millstream.services.repository.endpoint_changes import retry_on_conflict
+from millstream.services.repository.folder import FolderRepository
 
 
-def remove_version(repository: Repository, model: str, version: int, *, serving: int | None, force: bool) -> None:
+def remove_version(repository: FolderRepository, model: str, version: int, *, serving: int | None, force: bool) -> None:
     """Delete a version. The endpoint stops naming it first, so that the name never resolves to a missing version.
 
     Args:
@@ -44,7 +44,7 @@ def remove_version(repository: Repository, model: str, version: int, *, serving:
         _forget(repository, model, version, serving)  # it may have been activated meanwhile
 
 
-def remove_old_versions(repository: Repository, model: str, kept: int) -> list[int]:
+def remove_old_versions(repository: FolderRepository, model: str, kept: int) -> list[int]:
     """Delete all versions of a model but the `kept` newest, the active and the previous one; return the deleted."""
     endpoint = repository.endpoint(model)
     old = [
@@ -57,7 +57,7 @@ def remove_old_versions(repository: Repository, model: str, kept: int) -> list[i
     return old
 
 
-def _forget(repository: Repository, model: str, version: int, serving: int | None) -> None:
+def _forget(repository: FolderRepository, model: str, version: int, serving: int | None) -> None:
     """Make the endpoint of `model` stop naming `version`."""
 
     def forget() -> None:

@@ -27,7 +27,7 @@ from millstream.services.model.usage import usage_of
 from millstream.services.plugin.registry import contributions
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.storage_threads import in_storage_thread
-from millstream.services.repository import activation
+from millstream.services.repository import endpoint_changes
 from millstream.services.wire.records import State
 
 router = APIRouter(prefix="/admin/v1")
@@ -116,7 +116,7 @@ async def _activate(name: str, version: int, deps: Deps) -> None:
         again = f"`millstream load {name}` (POST /v2/repository/models/{name}/load) tries it again; then activate it"
         message = f"version {version} of '{name}' failed and cannot be activated: {view.reason}; {again}"
         raise Failure(Code.CONFLICT, message)
-    await in_storage_thread(activation.activate_version, deps.repository, name, version)
+    await in_storage_thread(endpoint_changes.activate_version, deps.repository, name, version)
     await deps.catalog.announce(name)
 
 

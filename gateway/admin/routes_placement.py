@@ -27,7 +27,7 @@ from millstream.services.model.manifest import EndpointPlacement
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.storage_threads import in_storage_thread
 from millstream.services.queue.cluster_state import Leader
-from millstream.services.repository import endpoint_settings
+from millstream.services.repository import endpoint_changes
 
 router = APIRouter(prefix="/admin/v1")
 
@@ -91,7 +91,7 @@ async def configure_model(name: str, request: Request, deps: DepsOf) -> schemas.
         known = await known_pools(deps, name)
         quotas = Quotas(deps.gate, deps.catalog, deps.repository)
         endpoint = await in_storage_thread(
-            endpoint_settings.configure,
+            endpoint_changes.configure,
             deps.repository,
             name,
             changes,
@@ -110,5 +110,5 @@ async def _settings(deps: Deps, name: str, generation: int, settings: EndpointPl
     workers: dict[str, int] = {}
     for worker in deps.catalog.snapshot.workers:
         workers[worker.pool] = workers.get(worker.pool, 0) + 1
-    warnings = endpoint_settings.warnings(settings, workers, leads=leader is not None)
+    warnings = endpoint_changes.warnings(settings, workers, leads=leader is not None)
     return schemas.EndpointSettings(model=name, generation=generation, settings=settings, warnings=warnings)

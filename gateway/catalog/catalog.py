@@ -24,7 +24,7 @@ from millstream.services.process.cancel import cancel_all
 from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.limited_client import FAREWELL_S_MAX, without_redis_after
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.stored_models import StoredModels
 from millstream.services.repository.verdicts import Verdict
 from millstream.services.wire.records import RefusalRecord, State, WorkerRecord
@@ -56,7 +56,7 @@ class Catalog:
     def __init__(
         self,
         name: str,
-        repository: Repository,
+        repository: FolderRepository,
         cluster_state: ClusterState,
         cell: SnapshotCell,
         scale: ScaleView,

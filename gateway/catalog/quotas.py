@@ -26,7 +26,7 @@ from millstream.services.placement.quota import counted
 from millstream.services.placement.views import Footprint
 from millstream.services.process.audit import caller
 from millstream.services.process.caller_slots import CallerSlots
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.sizes import sizes
 from millstream.services.wire.records import State, WorkerRecord
 
@@ -84,7 +84,7 @@ class Quotas:
         repository: says what a model takes of the disk.
     """
 
-    def __init__(self, gate: Gate, catalog: ModelCatalog, repository: Repository) -> None:
+    def __init__(self, gate: Gate, catalog: ModelCatalog, repository: FolderRepository) -> None:
         self._gate = gate
         self._catalog = catalog
         self._repository = repository

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from millstream.services.errors import Code, Failure
 from millstream.services.process.ticks import next_tick
-from millstream.services.repository.disk import storage_errors, try_lock
+from millstream.services.repository.disk import FileLock, storage_errors, try_lock
 
 log = logging.getLogger("millstream.settings")
 
@@ -81,10 +81,10 @@ class SharedDocument:
                 new.rename(self._path)
                 self._loaded_signature, self._content = self._signature(), content
             finally:
-                os.close(lock)
+                lock.release()
         return result
 
-    def _lock(self, wait_s: float) -> int:
+    def _lock(self, wait_s: float) -> FileLock:
         until = time.monotonic() + wait_s
         while True:
             lock = try_lock(self._path.with_suffix(".lock"))

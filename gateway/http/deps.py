@@ -24,7 +24,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.log_levels import StoredLogLevels
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.segments.shared_buffers import SharedBuffers
 from millstream.services.settings import Settings
 from millstream.services.wire.records import WorkerRecord
@@ -46,7 +46,7 @@ class Deps:
 
     settings: Settings
     registry: MetricsRegistry
-    repository: Repository
+    repository: FolderRepository
     catalog: ModelCatalog
     cluster_state: ClusterState
     upload_slots: UploadSlots

@@ -23,7 +23,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.model.usage import TOKENIZER
 from millstream.services.model.version_files import read_inside
 from millstream.services.process.uninterruptible import uninterrupted
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.tokenizer.client import FILE_BYTES_MAX, RUN_S_MAX, TokenizerEnded, TokenizerProcess
 from millstream.services.tokenizer.process import MEMORY_BYTES_MAX, Encoded, Limits, split_ids
 
@@ -95,7 +95,7 @@ class Tokenizers:
         seconds_max: how long the texts of one request may take.
     """
 
-    def __init__(self, repository: Repository, seconds_max: float = SECONDS_MAX) -> None:
+    def __init__(self, repository: FolderRepository, seconds_max: float = SECONDS_MAX) -> None:
         self._repository = repository
         self._seconds_max = seconds_max
         #: by content id; those used last are at the end

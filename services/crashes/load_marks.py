@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from millstream.services.model.manifest import Manifest
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.verdicts import EVERY_KIND, Verdict
 
 log = logging.getLogger("millstream.loads")
@@ -137,7 +137,7 @@ def with_death(verdict: Verdict, kind: str, deaths_max: int, how: str, now: floa
 
 
 def record_death(
-    repository: Repository, marks: Sequence[Mark], how: str, now: float, *, certain: bool, busy: bool = False
+    repository: FolderRepository, marks: Sequence[Mark], how: str, now: float, *, certain: bool, busy: bool = False
 ) -> list[str]:
     """Count the death of one process in the verdict of each version it was loading; returns their content ids.
 

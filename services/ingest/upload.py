@@ -30,10 +30,10 @@ from millstream.services.model.signature import TensorSpec
 from millstream.services.model.version_files import check_labels, describe_file
 from millstream.services.model.warmup_inputs import check_warmups
 from millstream.services.process.storage_threads import to_end_in_storage_thread
-from millstream.services.repository.activation import activate_version
-from millstream.services.repository.base import Repository, Staging
-from millstream.services.repository.conflicts import retry_on_conflict
 from millstream.services.repository.disk import check_space, storage_errors, tree_bytes
+from millstream.services.repository.endpoint_changes import activate_version, retry_on_conflict
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.repository.staging import Staging
 from millstream.services.settings import Settings
 from millstream.services.tokenizer.client import TOKENIZER, try_tokenizer
 from millstream.services.wire.records import State
@@ -73,7 +73,7 @@ class ModelUpload:
 
     def __init__(
         self,
-        repository: Repository,
+        repository: FolderRepository,
         settings: Settings,
         model: str,
         version: int | None,

@@ -377,6 +377,15 @@ class Endpoint(BaseModel):
     failure: str = ""
     placement: EndpointPlacement = EndpointPlacement()
 
+    def with_active(self, version: int) -> Self:
+        """Return the endpoint with `version` active and loaded; the version that was active becomes `previous`."""
+        loaded = self.loaded if self.serves(version) else (*(self.loaded or ()), version)
+        return self.model_copy(update={"active": version, "previous": self.active, "loaded": loaded})
+
+    def with_owner(self, owner: str) -> Self:
+        """Return the endpoint with an owner: the name of an API key; "": none."""
+        return self.model_copy(update={"placement": self.placement.model_copy(update={"owner": owner})})
+
     def placement_of(self, version: int) -> EndpointPlacement:
         """Return what holds for a version: only the active one is always loaded, or stays when memory is short."""
         if version == self.active:

@@ -161,18 +161,37 @@ def overwrite(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
-def try_lock(path: Path) -> int | None:
-    """Return a descriptor that holds the lock at `path` until it is closed; None while the lock is taken."""
+class FileLock:
+    """A file lock that ends with `release`, or with the process: then the kernel releases it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Release the lock; later calls do nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def is_of(self, path: Path) -> bool:
+        """Return whether the locked file is still the one at `path`."""
+        try:
+            return path.stat().st_ino == os.fstat(self._descriptor).st_ino
+        except FileNotFoundError:
+            return False
+
+
+def try_lock(path: Path) -> FileLock | None:
+    """Lock the file at `path`, which is made if need be; None while the lock is taken."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except BaseException as error:
         os.close(descriptor)
-        return None
-    except BaseException:
-        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
         raise
-    return descriptor
+    return FileLock(descriptor)
 
 
 def fsync(path: Path) -> None:

@@ -27,8 +27,6 @@ from millstream.services.errors import Code, Failure, Subject, not_found
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.model.names import check_name, check_version
 from millstream.services.model.paths import is_version
-from millstream.services.repository.activation import activated, owned
-from millstream.services.repository.base import Staging
 from millstream.services.repository.change_log import NO_ID, ChangeLog
 from millstream.services.repository.disk import (
     fsync,
@@ -45,10 +43,10 @@ from millstream.services.repository.disk import (
 )
 from millstream.services.repository.documents import content_of, read_document, read_endpoint, read_manifest
 from millstream.services.repository.footprints import Footprints
-from millstream.services.repository.staged_versions import FolderStagedVersions
-from millstream.services.repository.staging import FolderStaging, open_staging, reserve_staging, sweep_staging
+from millstream.services.repository.staged_versions import StagedVersions
+from millstream.services.repository.staging import Staging, open_staging, reserve_staging, sweep_staging
 from millstream.services.repository.variants import Variants
-from millstream.services.repository.verdicts import FolderVerdicts
+from millstream.services.repository.verdicts import Verdicts
 from millstream.services.repository.version_documents import D, VersionDocuments, forget_documents
 
 T = TypeVar("T")
@@ -70,7 +68,10 @@ class _Numbers(BaseModel):
 
 
 class FolderRepository:
-    """Implements Repository in the folder `root`, which is created if missing. Safe for many processes and threads."""
+    """The repository in the folder `root`, which is created if missing. Safe for many processes and threads.
+
+    Its calls block, and raise Failure: NOT_FOUND, CONFLICT, STORAGE (no space), INTERNAL (the folder cannot be used).
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
@@ -83,8 +84,8 @@ class FolderRepository:
             self._make()
         sweep_staging(self._staging)
         self._settle_token()
-        self.staged = FolderStagedVersions(self._root, self._changing)
-        self.verdicts = FolderVerdicts(self._root, self._changing)
+        self.staged = StagedVersions(self._root, self._changing)
+        self.verdicts = Verdicts(self._root, self._changing)
         self.variants = Variants(self._models)
         self.footprints = Footprints(self._root)
 
@@ -92,7 +93,7 @@ class FolderRepository:
         """Return the store of a plug-in's documents of versions, which go with their versions."""
         return VersionDocuments(self._root, name, of)
 
-    def open_staging(self) -> FolderStaging:
+    def open_staging(self) -> Staging:
         """Open a staging folder on the disk of the versions. Raises Failure(STORAGE, INTERNAL)."""
         return open_staging(self._staging)
 
@@ -105,7 +106,17 @@ class FolderRepository:
         owner: str = "",
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Rename the staged files to the version that `manifest` names. Raises Failure(CONFLICT) if it exists."""
+        """Rename the staged files to the version that `manifest` names. A full disk leaves no part of the version.
+
+        Args:
+            staging: the folder to publish; it is empty afterwards.
+            manifest: describes the version.
+            activate: make it the active version, too.
+            owner: of the model, if this is its first version.
+            check: called while no other version can be published; what it raises, this raises.
+
+        Raises Failure(CONFLICT) if the version exists: versions are immutable.
+        """
         target = self._version_folder(manifest.model, manifest.version)
         if (target / "manifest.json").exists():
             raise _exists(manifest)
@@ -168,7 +179,10 @@ class FolderRepository:
         return endpoint
 
     def replace_endpoint(self, endpoint: Endpoint) -> Endpoint:
-        """Write `endpoint` if its generation equals the stored one. Raises Failure: CONFLICT, NOT_FOUND."""
+        """Write `endpoint` if its generation equals the stored one; return it one generation higher.
+
+        Raises Failure: CONFLICT if another process changed it in between, NOT_FOUND.
+        """
         path = self._models / check_name(endpoint.model) / "endpoint.json"
         with storage_errors(self._root), self._changing(endpoint.model):
             stored = self.endpoint(endpoint.model)
@@ -212,7 +226,10 @@ class FolderRepository:
             fsync(self._models)
 
     def next_version(self, model: str) -> int:
-        """Return one more than the highest version ever published. Raises Failure(INVALID) when no number is left."""
+        """Return one more than the highest version ever published: deleted numbers are not assigned again.
+
+        Raises Failure(INVALID) when no number is left.
+        """
         return check_version(max(self._highest(check_name(model)), *self._versions(model), 0) + 1)
 
     def size_bytes(self, model: str) -> int:
@@ -283,13 +300,13 @@ class FolderRepository:
             with suppress(ValueError):  # a damaged one is written anew
                 if not read_file(self._token, _TOKEN_BYTES_MAX).decode("ascii").startswith(_CHANGING):
                     return
-            descriptor = try_lock(self._lock)
-            if descriptor is None:
+            lock = try_lock(self._lock)
+            if lock is None:
                 return
             try:
                 self._write_token(_SETTLED, secrets.token_hex(8))
             finally:
-                os.close(descriptor)
+                lock.release()
 
     def _make(self) -> None:
         try:
@@ -355,21 +372,14 @@ class FolderRepository:
 
     @contextmanager
     def _naming(self, model: str, version: int, *, activate: bool, owner: str) -> Iterator[None]:
-        """Write the endpoint when the block ends, which publishes a version.
-
-        Args:
-            model: name of the model.
-            version: the version that is published.
-            activate: make it the active one.
-            owner: of the model, if this is its first version.
-        """
+        """Write the endpoint when the block ends, which publishes a version. Arguments as of `publish`."""
         path = self._models / model / "endpoint.json"
         before = read_endpoint(path, model, self._root)
         endpoint = before or Endpoint(model=model)
         if owner and before is None and not self._versions(model):
-            endpoint = owned(endpoint, owner)
+            endpoint = endpoint.with_owner(owner)
         if activate:
-            endpoint = activated(endpoint, version)
+            endpoint = endpoint.with_active(version)
         if endpoint == (before or Endpoint(model=model)):
             yield
             return

@@ -11,7 +11,6 @@ stage ─> workers load them beside the served ones ─> all ready: commit (one 
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -22,16 +21,16 @@ from millstream.services.errors import Code, Failure, Subject
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.model.names import check_name, check_version
 from millstream.services.model.paths import is_version
-from millstream.services.repository.base import Staging
-from millstream.services.repository.disk import fsync, fsync_tree, replace_file, storage_errors, try_lock
+from millstream.services.repository.disk import FileLock, fsync, fsync_tree, replace_file, storage_errors, try_lock
 from millstream.services.repository.documents import content_of, read_endpoint, read_manifest
+from millstream.services.repository.staging import Staging
 
 _STAGED, _ORIGINAL, _PUBLISHED = "staged.json", "original.json", "manifest.json"
 _ADDED_FILES = "added_files"
 
 
-class FolderStagedVersions:
-    """The staged versions of a folder repository.
+class StagedVersions:
+    """The versions between the two phases of a commit: workers load them beside the served versions of the model.
 
     Args:
         root: folder of the repository.
@@ -44,17 +43,16 @@ class FolderStagedVersions:
         self._locks = root / ".loading"
         self._changing = changing
 
-    def lock(self, model: str) -> FolderLoadLock | None:
+    def lock(self, model: str) -> FileLock | None:
         """Lock `model` for one load, against all processes; None while another process has the lock.
 
         Versions that a dead process left staged are aborted.
         """
         with storage_errors(self._root):
             self._locks.mkdir(exist_ok=True)
-            descriptor = try_lock(self._locks / f"{check_name(model)}.lock")
-        if descriptor is None:
+            lock = try_lock(self._locks / f"{check_name(model)}.lock")
+        if lock is None:
             return None
-        lock = FolderLoadLock(descriptor)
         try:
             if self.of(model):
                 self.abort(model)
@@ -195,16 +193,3 @@ class FolderStagedVersions:
 
 def _deleted(manifest: Manifest) -> Failure:
     return Failure(Code.NOT_FOUND, f"version {manifest.version} was deleted meanwhile", subject=Subject.VERSION)
-
-
-class FolderLoadLock:
-    """A process's lock on the loads of a model. The kernel releases it when the process dies."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor: int | None = descriptor
-
-    def release(self) -> None:
-        """Release the lock; later calls do nothing."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Endpoint, Manifest
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.verdicts import Verdict
 
 log = logging.getLogger("millstream.repository")
@@ -35,7 +35,7 @@ class StoredModel(NamedTuple):
 class StoredModels:
     """The models of a repository at the last read. Blocking; not safe for several threads at once."""
 
-    def __init__(self, repository: Repository, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, repository: FolderRepository, clock: Callable[[], float] = time.monotonic) -> None:
         self._repository = repository
         self._clock = clock
         self._stamps: dict[str, Hashable] = {}

@@ -137,8 +137,8 @@ class Verdict(BaseModel):
 NO_VERDICT = Verdict()
 
 
-class FolderVerdicts:
-    """The verdicts of a folder repository.
+class Verdicts:
+    """The verdicts about all versions. Kept across restarts; removed with the version, or when one is cleared.
 
     Args:
         root: folder of the repository.

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from millstream.services.errors import Failure
 from millstream.services.model.names import check_name, check_version
-from millstream.services.repository.disk import locked, read_file, replace_file, storage_errors, try_lock
+from millstream.services.repository.disk import FileLock, locked, read_file, replace_file, storage_errors, try_lock
 
 log = logging.getLogger("millstream.documents")
 
@@ -52,18 +52,6 @@ class _Stamped(NamedTuple, Generic[D]):
 
     stamp: tuple[int, int, int]
     document: D | None
-
-
-class Lock:
-    """A file lock that ends with `release`, or with the process."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def release(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
 
 
 class VersionDocuments(Generic[D]):
@@ -123,12 +111,11 @@ class VersionDocuments(Generic[D]):
                 replace_file(self._path(model, version, key), after.model_dump_json(indent=1).encode() + b"\n")
                 return after
 
-    def try_lock(self, name: str) -> Lock | None:
+    def try_lock(self, name: str) -> FileLock | None:
         """Lock a name; None: another process has it."""
         with storage_errors(self._root):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = try_lock(self._folder / f"{name}.lock")
-        return None if descriptor is None else Lock(descriptor)
+            return try_lock(self._folder / f"{name}.lock")
 
     def _path(self, model: str, version: int, key: str) -> Path:
         return self._folder / f"{check_name(model)}@{check_version(version)}@{key}.json"

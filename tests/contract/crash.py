@@ -11,14 +11,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from millstream.services.repository.activation import activate_version
-from millstream.services.repository.base import Repository
+from millstream.services.repository.endpoint_changes import activate_version
+from millstream.services.repository.folder import FolderRepository
 from tests.contract.repositories import FACTORIES, publish
 
 _TOUCHES = ("open", "os.", "shutil.", "fcntl.")
 _LIVES_MAX = 500
 
-OPERATIONS: dict[str, Callable[[Repository], object]] = {
+OPERATIONS: dict[str, Callable[[FolderRepository], object]] = {
     "publish": lambda repository: publish(repository, version=2),
     "activate": lambda repository: activate_version(repository, "digits", 1),
     "delete": lambda repository: repository.delete_version("digits", 1),

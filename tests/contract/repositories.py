@@ -7,11 +7,10 @@ from pathlib import Path
 
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.repository.base import Repository
 from millstream.services.repository.folder import FolderRepository
 
 #: name -> opens a repository that keeps everything at, or named after, a folder of the test
-FACTORIES: dict[str, Callable[[Path], Repository]] = {"folder": FolderRepository}
+FACTORIES: dict[str, Callable[[Path], FolderRepository]] = {"folder": FolderRepository}
 
 FILES = {"source/model.onnx": b"weights" * 1000, "source/data/extra.bin": b"\0" * 4096}
 
@@ -33,7 +32,7 @@ def manifest(model: str = "digits", version: int = 1, digest: str = "d" * 64) ->
     )
 
 
-def publish(repository: Repository, model: str = "digits", version: int = 1, digest: str = "d" * 64) -> None:
+def publish(repository: FolderRepository, model: str = "digits", version: int = 1, digest: str = "d" * 64) -> None:
     """Stage FILES and make them a version."""
     with repository.open_staging() as staging:
         for path, content in FILES.items():
@@ -43,7 +42,7 @@ def publish(repository: Repository, model: str = "digits", version: int = 1, dig
         repository.publish(staging, manifest(model, version, digest))
 
 
-def is_whole(repository: Repository, model: str, version: int) -> bool:
+def is_whole(repository: FolderRepository, model: str, version: int) -> bool:
     """Whether the version has its manifest and every file with every byte."""
     folder = repository.local_path(model, version)
     stored = repository.manifest(model, version)

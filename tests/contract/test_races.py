@@ -18,7 +18,7 @@ from millstream.plugins.compile.stored.selection import Form, Selection, Selecti
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.repository import version_documents
-from millstream.services.repository.endpoint_settings import changed as changed_settings
+from millstream.services.repository.endpoint_changes import changed as changed_settings
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.verdicts import content_digest
 from tests.kit.versions import publish

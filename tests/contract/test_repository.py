@@ -14,12 +14,11 @@ import pytest
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Endpoint
-from millstream.services.repository.activation import activate_version
-from millstream.services.repository.base import Repository
+from millstream.services.repository.endpoint_changes import activate_version
 from millstream.services.repository.folder import FolderRepository
 from tests.contract.repositories import FACTORIES, is_whole, manifest, publish
 
-Open = Callable[[], Repository]
+Open = Callable[[], FolderRepository]
 
 
 @pytest.fixture(params=sorted(FACTORIES))
@@ -33,7 +32,7 @@ def open_again(factory: str, tmp_path: Path) -> Open:
 
 
 @pytest.fixture
-def repository(open_again: Open) -> Repository:
+def repository(open_again: Open) -> FolderRepository:
     return open_again()
 
 
@@ -44,7 +43,7 @@ def refused(code: Code, call: Callable[[], object]) -> str:
     return caught.value.message
 
 
-def test_an_empty_repository_has_nothing(repository: Repository) -> None:
+def test_an_empty_repository_has_nothing(repository: FolderRepository) -> None:
     assert list(repository.models()) == []
     assert list(repository.versions("digits")) == []
     assert repository.next_version("digits") == 1
@@ -59,7 +58,7 @@ def test_an_empty_repository_has_nothing(repository: Repository) -> None:
         assert "no model 'digits'" in refused(Code.NOT_FOUND, call)
 
 
-def test_a_published_version_is_there_whole_for_everybody(repository: Repository, open_again: Open) -> None:
+def test_a_published_version_is_there_whole_for_everybody(repository: FolderRepository, open_again: Open) -> None:
     publish(repository, version=10)
     publish(repository, version=9)
     other = open_again()
@@ -71,13 +70,13 @@ def test_a_published_version_is_there_whole_for_everybody(repository: Repository
     assert "no version 11" in refused(Code.NOT_FOUND, lambda: other.manifest("digits", 11))
 
 
-def test_versions_are_immutable(repository: Repository) -> None:
+def test_versions_are_immutable(repository: FolderRepository) -> None:
     publish(repository, digest="a" * 64)
     refused(Code.CONFLICT, lambda: publish(repository, digest="b" * 64))
     assert repository.manifest("digits", 1).digest == "a" * 64
 
 
-def test_of_two_publishers_at_once_exactly_one_wins(repository: Repository, open_again: Open) -> None:
+def test_of_two_publishers_at_once_exactly_one_wins(repository: FolderRepository, open_again: Open) -> None:
     outcomes: list[str] = []
     together = threading.Barrier(8)
 
@@ -101,7 +100,7 @@ def test_of_two_publishers_at_once_exactly_one_wins(repository: Repository, open
     assert is_whole(repository, "digits", 1)
 
 
-def test_a_staging_that_is_left_leaves_nothing(repository: Repository) -> None:
+def test_a_staging_that_is_left_leaves_nothing(repository: FolderRepository) -> None:
     with repository.open_staging() as staging:
         (staging.path / "source").mkdir()
         (staging.path / "source/model.onnx").write_bytes(b"half")
@@ -111,7 +110,7 @@ def test_a_staging_that_is_left_leaves_nothing(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/etc", "a\0b", ".hidden", "x" * 129, "a b", "é", "a."])
-def test_names_that_are_not_names_are_refused(repository: Repository, name: str) -> None:
+def test_names_that_are_not_names_are_refused(repository: FolderRepository, name: str) -> None:
     for call in (
         lambda: repository.versions(name),
         lambda: repository.manifest(name, 1),
@@ -127,12 +126,12 @@ def test_names_that_are_not_names_are_refused(repository: Repository, name: str)
 
 
 @pytest.mark.parametrize("version", [0, -1, 2**31])
-def test_numbers_that_are_not_versions_are_refused(repository: Repository, version: int) -> None:
+def test_numbers_that_are_not_versions_are_refused(repository: FolderRepository, version: int) -> None:
     refused(Code.INVALID, lambda: publish(repository, version=version))
     refused(Code.INVALID, lambda: repository.local_path("digits", version))
 
 
-def test_the_endpoint_is_replaced_by_compare_and_set(repository: Repository, open_again: Open) -> None:
+def test_the_endpoint_is_replaced_by_compare_and_set(repository: FolderRepository, open_again: Open) -> None:
     publish(repository)
     fresh = repository.endpoint("digits")
     assert fresh == Endpoint(model="digits", generation=0)
@@ -143,7 +142,7 @@ def test_the_endpoint_is_replaced_by_compare_and_set(repository: Repository, ope
     assert repository.replace_endpoint(first).generation == 2
 
 
-def test_compare_and_set_loses_no_update(repository: Repository, open_again: Open) -> None:
+def test_compare_and_set_loses_no_update(repository: FolderRepository, open_again: Open) -> None:
     publish(repository)
     rounds = 20
 
@@ -166,7 +165,7 @@ def test_compare_and_set_loses_no_update(repository: Repository, open_again: Ope
     assert repository.endpoint("digits") == Endpoint(model="digits", generation=4 * rounds, active=4 * rounds)
 
 
-def test_activating_keeps_what_was_active(repository: Repository) -> None:
+def test_activating_keeps_what_was_active(repository: FolderRepository) -> None:
     publish(repository, version=1)
     publish(repository, version=2)
     assert activate_version(repository, "digits", 1).previous is None
@@ -177,7 +176,7 @@ def test_activating_keeps_what_was_active(repository: Repository) -> None:
     assert repository.endpoint("digits") == second
 
 
-def test_a_deleted_version_is_gone_and_its_number_is_not_given_out_again(repository: Repository) -> None:
+def test_a_deleted_version_is_gone_and_its_number_is_not_given_out_again(repository: FolderRepository) -> None:
     publish(repository, version=1)
     publish(repository, version=2)
     repository.delete_version("digits", 2)
@@ -192,7 +191,7 @@ def test_a_deleted_version_is_gone_and_its_number_is_not_given_out_again(reposit
     assert is_whole(repository, "digits", 2)
 
 
-def test_a_deleted_model_takes_everything_with_it(repository: Repository) -> None:
+def test_a_deleted_model_takes_everything_with_it(repository: FolderRepository) -> None:
     publish(repository, model="digits")
     publish(repository, model="other")
     activate_version(repository, "digits", 1)
@@ -203,7 +202,7 @@ def test_a_deleted_model_takes_everything_with_it(repository: Repository) -> Non
     assert repository.endpoint("digits").active is None
 
 
-def test_the_token_changes_with_every_change_and_only_then(repository: Repository, open_again: Open) -> None:
+def test_the_token_changes_with_every_change_and_only_then(repository: FolderRepository, open_again: Open) -> None:
     other = open_again()
     seen = [other.token()]
     changes: list[Callable[[], object]] = [
@@ -220,7 +219,7 @@ def test_the_token_changes_with_every_change_and_only_then(repository: Repositor
     assert len(set(seen)) == len(seen)
 
 
-def test_readers_see_only_whole_versions_while_others_write(repository: Repository, open_again: Open) -> None:
+def test_readers_see_only_whole_versions_while_others_write(repository: FolderRepository, open_again: Open) -> None:
     publish(repository, version=1)
     finished = threading.Event()
     reads: list[int] = []
@@ -250,7 +249,7 @@ def test_readers_see_only_whole_versions_while_others_write(repository: Reposito
 
 @pytest.mark.parametrize("read", ["endpoint", "versions", "models"])
 def test_a_model_is_there_while_one_version_replaces_another(
-    repository: Repository, open_again: Open, monkeypatch: pytest.MonkeyPatch, read: str
+    repository: FolderRepository, open_again: Open, monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
     """The folder is listed; before its entry is looked at, that version gives way to another."""
     publish(repository, version=1)
@@ -275,7 +274,7 @@ def test_a_model_is_there_while_one_version_replaces_another(
     assert list(repository.versions("digits")) == [2]  # it was replaced
 
 
-def lives(factory: str, folder: Path, operation: str) -> list[Repository]:
+def lives(factory: str, folder: Path, operation: str) -> list[FolderRepository]:
     """A repository for every moment at which a process that ran `operation` was killed; the last one was not."""
     command = [sys.executable, "-m", "tests.contract.crash", factory, str(folder), operation]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)

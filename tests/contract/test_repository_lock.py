@@ -13,7 +13,7 @@ import pytest
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Endpoint
 from millstream.services.repository import disk
-from millstream.services.repository.activation import activate_version
+from millstream.services.repository.endpoint_changes import activate_version
 from millstream.services.repository.folder import FolderRepository
 from tests.contract.repositories import publish
 from tests.kit.stack import sigstopped

@@ -8,7 +8,7 @@ import pytest
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Endpoint, Manifest
-from millstream.services.repository.activation import activate_version
+from millstream.services.repository.endpoint_changes import activate_version
 from millstream.services.repository.folder import FolderRepository
 from tests.kit.versions import publish
 

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from millstream.services.model.manifest import Manifest, ModelConfig
-from millstream.services.repository.activation import activate_version
+from millstream.services.repository.endpoint_changes import activate_version
 from millstream.services.wire.records import State
 from tests.kit.application import TOKEN, Application
 from tests.kit.catalog import instance, worker

@@ -15,7 +15,7 @@ import pytest
 from millstream.services.installation import installation_name
 from millstream.services.model.manifest import Manifest
 from millstream.services.queue.server import choose_binary
-from millstream.services.repository import activation
+from millstream.services.repository import endpoint_changes
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
 from tests.kit import v2
@@ -54,7 +54,7 @@ class Gateways:
     def publish(self, name: str = "", version: int = 1) -> Manifest:
         self._names += 1
         manifest = publish(self.repository, name or f"m{self._names}", version)
-        activation.activate_version(self.repository, manifest.model, version)
+        endpoint_changes.activate_version(self.repository, manifest.model, version)
         return manifest
 
     def state(self, manifest: Manifest, state: str) -> None:

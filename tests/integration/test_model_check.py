@@ -25,7 +25,7 @@ from millstream.services.ingest.check_slots import CHECKS_MAX
 from millstream.services.ingest.upload import PIECE_BYTES, ModelUpload, Published
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.staged_versions import FolderStagedVersions
+from millstream.services.repository.staged_versions import StagedVersions
 from millstream.services.settings import Settings
 from millstream.services.wire.records import State
 from tests.kit import models
@@ -467,9 +467,9 @@ def test_a_version_that_is_deleted_while_it_is_uploaded_again_is_made_again(
 ) -> None:
     content = mlp(tmp_path)
     uploaded(repository, content)
-    original = FolderStagedVersions.original
+    original = StagedVersions.original
 
-    def deleted(self: FolderStagedVersions, model: str, version: int) -> Manifest | None:
+    def deleted(self: StagedVersions, model: str, version: int) -> Manifest | None:
         found = original(self, model, version)
         repository.delete_version(model, version)
         return found
@@ -478,7 +478,7 @@ def test_a_version_that_is_deleted_while_it_is_uploaded_again_is_made_again(
         async with ModelUpload(repository, Settings(), "digits", None, ModelConfig()) as incoming:
             await incoming.write(content)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(FolderStagedVersions, "original", deleted)
+                patch.setattr(StagedVersions, "original", deleted)
                 return await incoming.publish(activate=True)
 
     made = asyncio.run(again())

@@ -13,7 +13,7 @@ import pytest
 
 from millstream.gateway.scheduling.caller import Caller
 from millstream.services.errors import Code, Failure
-from millstream.services.repository.activation import activate_version
+from millstream.services.repository.endpoint_changes import activate_version
 from millstream.services.wire.records import State
 from tests.kit.application import Application
 from tests.kit.catalog import instance, worker

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from millstream.gateway.http.docs import prefers_html
-from millstream.services.repository.activation import activate_version
+from millstream.services.repository.endpoint_changes import activate_version
 from tests.kit.application import Application
 from tests.kit.catalog import instance, worker
 from tests.kit.versions import publish

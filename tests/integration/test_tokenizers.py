@@ -19,7 +19,7 @@ from millstream.gateway.access.principal import CALLER, Principal
 from millstream.gateway.texts.tokenizers import ENDS_MAX, PROCESSES_MAX, Tokenizers
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.tokenizer.process import Encoded
 from tests.kit import models
 from tests.kit.stack import Stack, assert_quiet, children
@@ -143,7 +143,7 @@ def repository(tmp_path: Path) -> Iterator[Callable[[str, str], Manifest]]:
 
 
 def run(tmp_path: Path, use: Callable[[Tokenizers], Awaitable[None]], **options: float) -> None:
-    files = cast("Repository", SimpleNamespace(local_path=lambda name, _version: tmp_path / name))
+    files = cast("FolderRepository", SimpleNamespace(local_path=lambda name, _version: tmp_path / name))
 
     async def main() -> None:
         tokenizers = Tokenizers(files, **options)

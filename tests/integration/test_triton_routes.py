@@ -12,7 +12,7 @@ import pytest
 
 from millstream.plugins.compat.triton.await_ready import ReadyWaiter
 from millstream.plugins.compat.triton.loader import RepositoryLoader
-from millstream.services.repository.activation import activate_version
+from millstream.services.repository.endpoint_changes import activate_version
 from millstream.services.wire.records import State
 from tests.kit import models
 from tests.kit.application import Application

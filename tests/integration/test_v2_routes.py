@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders, reply_headers
-from millstream.services.repository.activation import activate_version
+from millstream.services.repository.endpoint_changes import activate_version
 from millstream.services.wire.records import State
 from tests.kit.application import Application, Exchange
 from tests.kit.catalog import instance, worker

@@ -10,7 +10,7 @@ from millstream.gateway.catalog.interfaces import UploadKey
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.placement.pools import kinds_of, learn, pools_of
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.batch import BATCH_FORMATS
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
@@ -24,7 +24,7 @@ class RepositoryCatalog:
     `announced` lists the models that were announced, in order.
     """
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: FolderRepository) -> None:
         self._repository = repository
         self._workers: tuple[WorkerRecord, ...] = ()
         self._moved = asyncio.Condition()  # the snapshot or an upload changed

@@ -9,7 +9,7 @@ from typing import Any
 
 from millstream.services.model.manifest import Batching, Manifest, ModelConfig, SourceFile
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 
 SIGNATURE = Signature(
     inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),),
@@ -25,7 +25,7 @@ COPYING = Signature(
 )
 
 
-def publish(repository: Repository, model: str, version: int, config: ModelConfig | None = None) -> Manifest:
+def publish(repository: FolderRepository, model: str, version: int, config: ModelConfig | None = None) -> Manifest:
     """Publish a version with SIGNATURE, whose model file is a few bytes and never runs."""
     content = f"{model} {version}".encode()
     digest = hashlib.sha256(content).hexdigest()
@@ -51,7 +51,7 @@ def publish(repository: Repository, model: str, version: int, config: ModelConfi
 
 
 def publish_model(
-    repository: Repository, model: str, path: Path, version: int = 1, config: ModelConfig | None = None
+    repository: FolderRepository, model: str, path: Path, version: int = 1, config: ModelConfig | None = None
 ) -> Manifest:
     """Publish the ONNX file at `path` unchecked, as the active version: "x" -> "y", both INT64 [N, 1], batching."""
     content = path.read_bytes()
@@ -81,7 +81,7 @@ def publish_model(
 
 
 def publish_simulated(
-    repository: Repository,
+    repository: FolderRepository,
     model: str,
     behaviour: dict[str, Any] | None = None,
     version: int = 1,
@@ -100,7 +100,7 @@ def publish_simulated(
 
 
 def publish_content(
-    repository: Repository,
+    repository: FolderRepository,
     model: str,
     content: bytes,
     source_format: str,

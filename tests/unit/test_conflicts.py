@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millstream.services.errors import Code, Failure
-from millstream.services.repository.conflicts import TRIES_MAX, retry_on_conflict
+from millstream.services.repository.endpoint_changes import TRIES_MAX, retry_on_conflict
 
 
 class Change:

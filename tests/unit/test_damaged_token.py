@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.repository.activation import activate_version
+from millstream.services.repository.endpoint_changes import activate_version
 from millstream.services.repository.folder import FolderRepository
 from tests.kit.versions import publish
 

@@ -8,7 +8,7 @@ import pytest
 
 from millstream.plugins.plan.models import models_of_repository, models_of_server
 from millstream.plugins.plan.simulation.models import MEDIAN_RUN_S
-from millstream.services.repository import activation
+from millstream.services.repository import endpoint_changes
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.footprints import Measured
 from tests.kit.versions import publish
@@ -96,7 +96,7 @@ def test_a_server_without_models_or_limits():
 def test_a_repository_tells_what_was_measured_and_predicts_the_rest(tmp_path):
     repository = FolderRepository(tmp_path / "repository")
     for name in ("a", "b"):
-        activation.activate_version(repository, publish(repository, name, 1).model, 1)
+        endpoint_changes.activate_version(repository, publish(repository, name, 1).model, 1)
     measured = Measured(resident_bytes=50 * MB, peak_bytes=MB, load_s=2.5)
     repository.footprints.write(repository.manifest("a", 1), "openvino.gpu", measured)
     for folder in (tmp_path, tmp_path / "repository"):

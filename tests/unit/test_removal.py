@@ -9,8 +9,7 @@ import pytest
 from millstream.gateway.admin.removal import remove_version
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Endpoint
-from millstream.services.repository.activation import activate_version
-from millstream.services.repository.conflicts import TRIES_MAX
+from millstream.services.repository.endpoint_changes import TRIES_MAX, activate_version
 from millstream.services.repository.folder import FolderRepository
 from tests.kit.versions import publish
 

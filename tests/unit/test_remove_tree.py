@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from millstream.services.repository.removal import remove_tree
+from millstream.services.repository.staging import remove_tree
 
 DEEP = 1500
 

@@ -17,7 +17,7 @@ from millstream.gateway.catalog.standby import Standby
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.placement.views import RefusalKind
 from millstream.services.queue.cluster_state import ClusterState, Exchanged
-from millstream.services.repository import activation
+from millstream.services.repository import endpoint_changes
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.stored_models import StoredModels
 from millstream.services.wire.records import InstanceRecord, RefusalRecord, State, WorkerRecord
@@ -70,7 +70,7 @@ class Bench:
 
     def publish(self, name: str, version: int = 1, pools: tuple[str, ...] = ("cpu",)) -> Manifest:
         manifest = publish(self.repository, name, version, ModelConfig(pools=pools))
-        activation.activate_version(self.repository, name, version)
+        endpoint_changes.activate_version(self.repository, name, version)
         return manifest
 
     def set_loaded(self, name: str, loaded: tuple[int, ...] | None) -> None:

@@ -11,7 +11,7 @@ import pytest
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository import change_log
-from millstream.services.repository.activation import activate_version
+from millstream.services.repository.endpoint_changes import activate_version
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.stored_models import SCAN_S, StoredModels
 from millstream.services.repository.verdicts import Verdict

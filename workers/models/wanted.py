@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import EndpointPlacement, Manifest
 from millstream.services.placement.pools import serves
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.stored_models import StoredModel, StoredModels
 from millstream.services.repository.verdicts import Verdict
 
@@ -49,7 +49,7 @@ class WantedVersions:
         formats: model formats that the worker loads; empty: all.
     """
 
-    def __init__(self, repository: Repository, pool: str, formats: frozenset[str] = frozenset()) -> None:
+    def __init__(self, repository: FolderRepository, pool: str, formats: frozenset[str] = frozenset()) -> None:
         self._repository = repository
         self._pool = pool
         self._formats = formats

@@ -13,7 +13,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.placement.prediction import expected, larger, larger_on_device, reduced
 from millstream.services.placement.views import Footprint
 from millstream.services.process.allocator import return_freed
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.footprints import Measured, file_bytes
 from millstream.services.sizes import sizes
 from millstream.workers.backends.base import OutOfMemory
@@ -34,7 +34,7 @@ class NotFree(Failure):
 class LoadMemory:
     """The memory of the loads of one worker. Safe for several threads."""
 
-    def __init__(self, repository: Repository, at: LoadEnvironment) -> None:
+    def __init__(self, repository: FolderRepository, at: LoadEnvironment) -> None:
         self._footprints = repository.footprints
         self._kind = at.kind
         self.budget = at.budget or MemoryBudget(0)

@@ -17,7 +17,7 @@ from millstream.services.crashes.load_marks import DEATHS_CERTAIN, LoadMarks, wi
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.process.logs import about
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.verdicts import Verdict, why_unmerged
 from millstream.services.wire.records import LoadRecord, State
 from millstream.workers.backends.base import Instance, OutOfMemory, Stop
@@ -51,7 +51,7 @@ class VersionLoads:
 
     def __init__(
         self,
-        repository: Repository,
+        repository: FolderRepository,
         at: LoadEnvironment,
         models: LoadedModels,
         metrics: WorkerMetrics,

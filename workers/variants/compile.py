@@ -80,7 +80,7 @@ def make(repository: FolderRepository, manifest: Manifest, backend: Backend, dev
             refused = difference(manifest.signature, backend, path, folder / names[0], device)
             variants.keep(manifest, target, folder, _report(folder, names, seconds, refused))
         finally:
-            os.close(lock)
+            lock.release()
     return 0
 
 

@@ -11,15 +11,14 @@ from pathlib import Path
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Endpoint, Manifest
-from millstream.services.repository.activation import owned
-from millstream.services.repository.base import Repository
-from millstream.services.repository.conflicts import retry_on_conflict
+from millstream.services.repository.endpoint_changes import retry_on_conflict
+from millstream.services.repository.folder import FolderRepository
 
 
 class LoadChanges:
     """The steps of a load that change the repository."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: FolderRepository) -> None:
         self._repository = repository
 
     def endpoint(self, model: str) -> Endpoint | None:
@@ -78,7 +77,7 @@ class LoadChanges:
             folder: The model repository in place that they come from; None: files of the call, or uploads.
             owner: Of the model, if the files of the call make a new one.
         """
-        missing = owned(Endpoint(model=model), owner if folder is None else "")
+        missing = Endpoint(model=model).with_owner(owner if folder is None else "")
 
         def attempt() -> None:
             before = self.endpoint(model) or missing

@@ -33,7 +33,8 @@ from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.audit import audit
 from millstream.services.process.logs import about
 from millstream.services.process.storage_threads import in_storage_thread, to_end_in_storage_thread
-from millstream.services.repository.base import LoadLock, Repository
+from millstream.services.repository.disk import FileLock
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings, settings_of
 from millstream.services.wire.records import State
 
@@ -90,7 +91,7 @@ class RepositoryLoader:
 
     def __init__(
         self,
-        repository: Repository,
+        repository: FolderRepository,
         catalog: ModelCatalog,
         settings: Settings,
         waiter: ReadyWaiter | None = None,
@@ -193,7 +194,7 @@ class RepositoryLoader:
             self._loading[model] -= 1
             lock.release()
 
-    async def _lock(self, model: str) -> LoadLock | None:
+    async def _lock(self, model: str) -> FileLock | None:
         taking = asyncio.ensure_future(in_storage_thread(self._repository.staged.lock, model))
         try:
             return await asyncio.shield(taking)
@@ -261,7 +262,7 @@ def _load_failure(model: str, failure: Failure) -> Failure:
     return Failure(code, start + reason, retry_after_s=failure.retry_after_s)
 
 
-def _release(taking: asyncio.Future[LoadLock | None]) -> None:
+def _release(taking: asyncio.Future[FileLock | None]) -> None:
     lock = None if taking.cancelled() or taking.exception() else taking.result()
     if lock is not None:
         lock.release()

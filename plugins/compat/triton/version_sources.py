@@ -15,8 +15,8 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.paths import plain_path
 from millstream.services.process.storage_threads import to_end_in_storage_thread
-from millstream.services.repository.base import Repository
 from millstream.services.repository.disk import storage_errors
+from millstream.services.repository.folder import FolderRepository
 
 FILES_MAX = 10_000  # files of one load; more are refused
 
@@ -33,7 +33,7 @@ class VersionSource(NamedTuple):
 class VersionSources:
     """Finds the versions of a load. Methods raise Failure for a model or configuration that cannot be served."""
 
-    def __init__(self, repository: Repository, changes: LoadChanges, bytes_max: int) -> None:
+    def __init__(self, repository: FolderRepository, changes: LoadChanges, bytes_max: int) -> None:
         """Args:
         repository: Holds the uploaded versions, and the files of loads.
         changes: Reads endpoints and manifests.

@@ -31,7 +31,7 @@ from millstream.services.model.samples import read_samples, stored
 from millstream.services.placement.pools import pools_text, unknown_pool
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.storage_threads import in_storage_thread
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State, WorkerRecord
 
@@ -255,7 +255,7 @@ def _document(deps: Deps, manifest: Manifest, job: Job) -> schemas.RaceDocument:
     return schemas.RaceDocument.of(job, serving=serving)
 
 
-def races_of(repository: Repository, manifest: Manifest) -> dict[str, list[RaceSummary]]:
+def races_of(repository: FolderRepository, manifest: Manifest) -> dict[str, list[RaceSummary]]:
     """Return the section `races` of the page of a version. Blocking."""
     selections = Selections(repository)
     found = [

@@ -18,9 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from millstream.plugins.compile.race.report import Gate, Progress, RaceReport
 from millstream.services.model.manifest import Manifest
-from millstream.services.repository.base import Repository
+from millstream.services.repository.disk import FileLock
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.verdicts import content_digest
-from millstream.services.repository.version_documents import Lock, VersionDocument, VersionDocuments
+from millstream.services.repository.version_documents import VersionDocument, VersionDocuments
 from millstream.services.wire.records import WorkerRecord
 
 PAST_MAX = 8  # earlier verdicts that a job remembers
@@ -179,7 +180,7 @@ def has_worker(job: Job, workers: Iterable[WorkerRecord]) -> bool:
 class Jobs:
     """The jobs of a repository. Safe for several threads and processes."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: FolderRepository) -> None:
         self._documents: VersionDocuments[Job] = repository.documents("races", Job)
 
     def all(self) -> list[Job]:
@@ -210,7 +211,7 @@ class Jobs:
         present = self.put(job, changed)
         return present if present is not None and present.is_same_request(job) else None
 
-    def try_locks(self, job: Job, host: str, device: str) -> tuple[Lock, ...]:
+    def try_locks(self, job: Job, host: str, device: str) -> tuple[FileLock, ...]:
         """Lock a device for one job, and the job for one worker; (): another worker has one of them."""
         name = f"device-{sha256(f'{host}/{device}'.encode()).hexdigest()[:16]}"
         of_device = self._documents.try_lock(name)

@@ -19,8 +19,8 @@ import numpy as np
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
-from millstream.services.repository.base import Repository
 from millstream.services.repository.disk import fsync, storage_errors
+from millstream.services.repository.folder import FolderRepository
 
 UNFINISHED_S = 3600.0  # after which the file of a write that did not end is deleted
 _FOLDER, _NEW = "race", ".new-"
@@ -28,13 +28,13 @@ _FOLDER, _NEW = "race", ".new-"
 Array = np.ndarray[Any, Any]
 
 
-def find_samples(repository: Repository, manifest: Manifest) -> Path | None:
+def find_samples(repository: FolderRepository, manifest: Manifest) -> Path | None:
     """Return the samples of a version; None: there are none."""
     path = _folder(repository, manifest) / "uploaded.npz"
     return path if path.is_file() else None
 
 
-def write_uploaded(repository: Repository, manifest: Manifest, arrays: Mapping[str, Array]) -> None:
+def write_uploaded(repository: FolderRepository, manifest: Manifest, arrays: Mapping[str, Array]) -> None:
     """Store samples in place of earlier ones. Raises Failure(NOT_FOUND, STORAGE, INTERNAL)."""
     folder = _folder(repository, manifest)
     if not folder.parent.is_dir():
@@ -54,7 +54,7 @@ def write_uploaded(repository: Repository, manifest: Manifest, arrays: Mapping[s
         fsync(folder)
 
 
-def sweep_samples(repository: Repository) -> None:
+def sweep_samples(repository: FolderRepository) -> None:
     """Delete rows of live requests that an earlier release captured, and what killed processes left of writes."""
     now = time.time()  # noqa: TID251 - as the file system's clock
     for folder in repository.variants.beside(_FOLDER):
@@ -65,5 +65,5 @@ def sweep_samples(repository: Repository) -> None:
                     path.unlink(missing_ok=True)
 
 
-def _folder(repository: Repository, manifest: Manifest) -> Path:
+def _folder(repository: FolderRepository, manifest: Manifest) -> Path:
     return repository.variants.compiled(manifest).parent / _FOLDER

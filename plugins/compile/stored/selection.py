@@ -28,8 +28,8 @@ from millstream.plugins.compile.stored.job import Job, Jobs, RaceState, RaceUndo
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.model.version_files import describe_file
-from millstream.services.repository.base import Repository
 from millstream.services.repository.disk import read_file, replace_file, storage_errors
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.verdicts import content_digest
 
 log = logging.getLogger("millstream.races")
@@ -112,7 +112,7 @@ class Selection(BaseModel):
 class Selections:
     """The selections of a repository's versions. Safe for several threads and processes."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: FolderRepository) -> None:
         self._repository = repository
         self._damaged: dict[Path, tuple[int, int, int]] = {}  # documents of which the log says so -> their stamps
 

@@ -22,9 +22,9 @@ from millstream.plugins.compile.worker.process import Outcome, RaceProcess
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
+from millstream.services.repository.disk import FileLock
 from millstream.services.repository.footprints import file_bytes
 from millstream.services.repository.verdicts import content_digest
-from millstream.services.repository.version_documents import Lock
 from millstream.services.sizes import sizes
 from millstream.services.wire.records import State
 from millstream.workers.models.loaded_models import LoadedModel
@@ -185,7 +185,7 @@ class JobRunner:
                 return thread
         return None
 
-    def _race(self, job: Job, model: LoadedModel, locks: tuple[Lock, ...]) -> None:
+    def _race(self, job: Job, model: LoadedModel, locks: tuple[FileLock, ...]) -> None:
         content_id = model.manifest.content_id
         try:
             bytes_each = self._reserve(model.manifest)

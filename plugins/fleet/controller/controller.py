@@ -30,7 +30,7 @@ from millstream.services.process.cancel import cancel_all
 from millstream.services.process.logs import about
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.leader_lock import Delivery, LeaderLock
-from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.stored_models import StoredModels
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import WorkerRecord
@@ -65,7 +65,7 @@ class Controller:
         leadership: Leadership,
         lock: LeaderLock,
         cluster_state: ClusterState,
-        repository: Repository,
+        repository: FolderRepository,
         metrics: ControllerMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -18,7 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.services.access.scopes import Need
-from millstream.services.repository.activation import activate_version
+from millstream.services.repository.endpoint_changes import activate_version
 from tests.kit import models
 from tests.kit.access_rows import GRPC, HTTP
 from tests.kit.application import OPERATOR, Application

@@ -1,23 +1,62 @@
-"""Changes the settings of an endpoint: in which pools, and how often, its model is loaded; owner and labels."""
+"""Changes endpoints: reads, decides, compares and sets; once more when another process wrote in between.
+
+Which version a model's name resolves to, in which pools and how often the model is loaded, its owner and labels.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from millstream.services.errors import invalid
+from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Endpoint, EndpointPlacement
 from millstream.services.model.names import check_name
 from millstream.services.nearest_names import unknown_key
 from millstream.services.placement.pools import unknown_pool
-from millstream.services.repository.base import Repository
-from millstream.services.repository.conflicts import retry_on_conflict
+from millstream.services.repository.folder import FolderRepository
+
+TRIES_MAX = 100  # then the caller gets the CONFLICT; each failed try means that another process succeeded
+Written = TypeVar("Written")
+
+
+def retry_on_conflict(change: Callable[[], Written]) -> Written:
+    """Call `change` until it raises no Failure(CONFLICT), at most TRIES_MAX times, and return its result.
+
+    Args:
+        change: reads, decides and writes; it reads again at each call.
+
+    Raises:
+        Failure: what `change` raises; CONFLICT if its last try met a conflict, too.
+    """
+    for _ in range(TRIES_MAX - 1):
+        try:
+            return change()
+        except Failure as failure:
+            if failure.code is not Code.CONFLICT:
+                raise
+    return change()
+
+
+def activate_version(repository: FolderRepository, model: str, version: int) -> Endpoint:
+    """Make `version` the active one; the version that was active serves until `version` is ready.
+
+    Raises Failure: NOT_FOUND (no such version), CONFLICT (other processes keep changing the endpoint).
+    """
+
+    def activate() -> Endpoint:
+        repository.manifest(model, version)
+        endpoint = repository.endpoint(model)
+        if endpoint.active == version and endpoint.serves(version):
+            return endpoint
+        return repository.replace_endpoint(endpoint.with_active(version))
+
+    return retry_on_conflict(activate)
 
 
 def configure(
-    repository: Repository,
+    repository: FolderRepository,
     model: str,
     changes: Mapping[str, Any],
     pools: Collection[str],
