@@ -22,17 +22,21 @@ from millstream.gateway.http2.events import (
     RequestStarted,
     StreamFault,
     StreamReset,
-    StreamSent,
 )
-from millstream.gateway.http2.frames import PREFACE, Frame, ReceivedFrames, Setting, read_settings
-from millstream.gateway.http2.header_blocks import HeaderReader, Headers, check_trailers, content_length, without_blanks
-from millstream.gateway.http2.limits import DRAIN_PING, KEEPALIVE_PING, Account, Limits, Liveness
-from millstream.gateway.http2.sender import Sender
-from millstream.gateway.http2.stream import WINDOW_BYTES, ClosedStreams, Piece, ReceiveWindow, Stream
+from millstream.gateway.http2.frames import Frame, ReceivedFrames, Setting, read_settings
+from millstream.gateway.http2.header_blocks import (
+    HeaderReader,
+    Headers,
+    UnfinishedBlock,
+    check_trailers,
+    content_length,
+    without_blanks,
+)
+from millstream.gateway.http2.limits import DRAIN_PING, KEEPALIVE_PING, Limits, Liveness
+from millstream.gateway.http2.sender import DATA_BYTES_MAX, Sender
+from millstream.gateway.http2.stream import WINDOW_BYTES, ReceiveWindow, Stream
 
 H = TypeVar("H")
-#: seconds between the two steps of a drain, if the client does not acknowledge the PING that separates them
-DRAIN_STEP_S = 1.0
 #: Work of one turn of the event loop, in frames. What was received beyond it waits, and other connections get their
 #: turn: a read of 256 KiB may contain 28,000 frames, or header blocks that take a second to decode.
 TURN_WORK_MAX = 1024
@@ -42,22 +46,9 @@ BYTES_PER_WORK = 1024  # of a payload
 DECODED_BYTES_PER_WORK = 2  # bytes of a header block that take as long to decode as a frame
 #: payload of SETTINGS, 170 settings; there are some ten
 SETTINGS_BYTES_MAX = 1024
-_PRIORITY_BYTES = 5
 
 
-class _Block:
-    """A header block whose CONTINUATION frames have yet to arrive."""
-
-    __slots__ = ("ended", "fragments", "size", "stream")
-
-    def __init__(self, stream: int, fragment: bytes, *, ended: bool) -> None:
-        self.stream = stream
-        self.ended = ended
-        self.fragments = [fragment]
-        self.size = len(fragment)
-
-
-class Connection(Generic[H]):
+class Connection(Sender, Generic[H]):
     """One connection. Its output begins with our SETTINGS.
 
     Args:
@@ -68,39 +59,22 @@ class Connection(Generic[H]):
     """
 
     def __init__(self, interpret: Callable[[Headers], H], limits: Limits, now: float) -> None:
-        self.streams: dict[int, Stream] = {}
-        self.closed = False  # ConnectionEnded was returned
-        self._limits = limits
+        super().__init__(limits, now)
         self._received = ReceivedFrames(limits.frame_bytes_max, limits.header_frame_bytes_max)
-        self._preface = PREFACE  # what is still to arrive of it
         self._opened = False  # the first SETTINGS arrived
         self._headers = HeaderReader(_opening(interpret), limits.header_list_bytes_max, limits.header_bomb_bytes)
-        self._closed = ClosedStreams()
-        self._account = Account(limits, now)
-        self._sender = Sender(self.streams, self._closed, self._account, limits.stall_s_max)
-        self._window = ReceiveWindow(limits.connection_window_bytes)
         self._live = Liveness(limits, now)
-        self._block: _Block | None = None
-        self._final: int | None = None  # the last stream that is served, after the second step of a drain
-        self._drain_step_by: float | None = None
+        self._block: UnfinishedBlock | None = None
         self._events: list[Event[H]] = []
-        self._now = now
-        self._greet()
-
-    def _greet(self) -> None:
-        limits = self._limits
-        self._sender.control(
-            frames.settings(
-                {
-                    Setting.MAX_CONCURRENT_STREAMS: limits.streams_max,
-                    Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
-                    Setting.MAX_FRAME_SIZE: limits.frame_bytes_max,
-                    Setting.MAX_HEADER_LIST_SIZE: limits.header_list_bytes_max,
-                }
-            )
-        )
+        settings = {
+            Setting.MAX_CONCURRENT_STREAMS: limits.streams_max,
+            Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+            Setting.MAX_FRAME_SIZE: limits.frame_bytes_max,
+            Setting.MAX_HEADER_LIST_SIZE: limits.header_list_bytes_max,
+        }
+        self._output.append(frames.settings(settings))
         if limits.connection_window_bytes > WINDOW_BYTES:
-            self._sender.control(frames.window_update(0, limits.connection_window_bytes - WINDOW_BYTES))
+            self._output.append(frames.window_update(0, limits.connection_window_bytes - WINDOW_BYTES))
 
     # --- what the client sends
 
@@ -111,14 +85,6 @@ class Connection(Generic[H]):
         """
         if self.closed:
             return []
-        self._now = now
-        try:
-            if self._preface:
-                data = self._after_preface(data)
-        except ConnectionFault as fault:
-            self._events = []
-            self._fail(fault)
-            return self._events
         self._received.add(data)
         return self.receive_rest(now)
 
@@ -151,15 +117,6 @@ class Connection(Generic[H]):
                 decoded_bytes = self._headers.decoded_bytes
         return work > 0
 
-    def _after_preface(self, data: bytes) -> bytes:
-        size = min(len(data), len(self._preface))
-        if data[:size] != self._preface[:size]:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
-        self._preface = self._preface[size:]
-        if not self._preface:
-            self._live.preface_received = True
-        return data[size:]
-
     def _is_partial(self) -> bool:
         return self._block is not None or self._received.partial
 
@@ -181,14 +138,14 @@ class Connection(Generic[H]):
 
     def _on_data(self, flags: int, number: int, payload: bytes) -> None:
         size = len(payload)
-        if not self._window.receive(size):
+        if not self._receive_window.receive(size):
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window of the connection is exceeded")
         data = frames.without_padding(flags, payload)
         stream = self.streams.get(number)
         if stream is None:
             self._must_have_been_open(number)
             self._closed.check_late(number)
-            self._check_empty(data)
+            self._check_not_empty(data)
             self._give_back(size)
             return
         stream.held_bytes += size
@@ -198,32 +155,28 @@ class Connection(Generic[H]):
             raise StreamFault(number, ErrorCode.FLOW_CONTROL_ERROR)
         stream.ended = ended = bool(flags & frames.END_STREAM)
         if not ended:
-            self._check_empty(data)
+            self._check_not_empty(data)
         if len(data) < size:
             self.consume(number, size - len(data))
         if stream.announced_bytes is not None:
             stream.announced_bytes -= len(data)
-            _check_length(stream)
+            stream.check_length()
         self._events.append(DataReceived(number, data, ended))
 
-    def _check_empty(self, data: bytes) -> None:
+    def _check_not_empty(self, data: bytes) -> None:
         if not data:
             self._account.spend(limits.EMPTY_DATA, "empty frames", self._now)
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
         if not number:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "HEADERS of stream 0")
-        block = frames.without_padding(flags, payload)
-        if flags & frames.HAS_PRIORITY:
-            if len(block) < _PRIORITY_BYTES:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS end within their priority")
-            block = block[_PRIORITY_BYTES:]
+        block = frames.header_block(flags, payload)
         ended = bool(flags & frames.END_STREAM)
         self._check_block(len(block))
         if flags & frames.END_HEADERS:
             self._on_header_block(number, block, ended=ended)
         else:
-            self._block = _Block(number, block, ended=ended)
+            self._block = UnfinishedBlock(number, block, ended=ended)
 
     def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
         block = self._block
@@ -269,7 +222,7 @@ class Connection(Generic[H]):
             raise StreamFault(number, ErrorCode.REFUSED_STREAM)
         self._account.earn(limits.OPENED)
         window = ReceiveWindow(self._limits.stream_window_bytes)
-        sends = self._sender.initial_window
+        sends = self._initial_window
         self.streams[number] = Stream(number, sends, window, announced_bytes, self._now, ended=ended)
         self._events.append(RequestStarted(number, head, ended))
 
@@ -284,14 +237,14 @@ class Connection(Generic[H]):
         except ValueError:
             raise StreamFault(stream.number, ErrorCode.PROTOCOL_ERROR) from None
         stream.ended = True
-        _check_length(stream)
+        stream.check_length()
         self._events.append(DataReceived(stream.number, b"", ended))
 
     def _on_priority(self, _: int, number: int, payload: bytes) -> None:
         if not number:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY of stream 0")
         self._account.spend(limits.FRAME, "PRIORITY frames", self._now)
-        if len(payload) != _PRIORITY_BYTES:
+        if len(payload) != frames.PRIORITY_BYTES:
             raise StreamFault(number, ErrorCode.FRAME_SIZE_ERROR)
 
     def _on_reset(self, _: int, number: int, payload: bytes) -> None:
@@ -323,10 +276,10 @@ class Connection(Generic[H]):
         # Of a setting that is repeated, only the last value counts: each change of the window walks all streams.
         for key, value in read_settings(payload).items():
             if key == Setting.INITIAL_WINDOW_SIZE:
-                self._sender.set_initial_window(value)
+                self.set_initial_window(value)
             elif key == Setting.MAX_FRAME_SIZE:
-                self._sender.set_frame_bytes_max(value)
-        self._sender.control(frames.frame(frames.SETTINGS, frames.ACK, 0))
+                self._frame_bytes_max = min(value, DATA_BYTES_MAX)
+        self._output.append(frames.frame(frames.SETTINGS, frames.ACK, 0))
 
     def _on_push_promise(self, _: int, __: int, ___: bytes) -> None:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client sends no PUSH_PROMISE")
@@ -338,7 +291,7 @@ class Connection(Generic[H]):
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PING has 8 bytes")
         if not flags & frames.ACK:
             self._account.spend(limits.PING, "PING frames", self._now)
-            self._sender.control(frames.frame(frames.PING, frames.ACK, 0, payload))
+            self._output.append(frames.frame(frames.PING, frames.ACK, 0, payload))
         elif payload == DRAIN_PING and self._drain_step_by is not None:
             self._finish_drain()
 
@@ -357,7 +310,7 @@ class Connection(Generic[H]):
         if not number:
             if not increment:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
-            self._sender.widen(increment)
+            self._widen(increment)
             return
         self._must_have_been_open(number)
         stream = self.streams.get(number)
@@ -365,100 +318,13 @@ class Connection(Generic[H]):
             return  # it crossed the end of the stream
         if not increment:
             raise StreamFault(number, ErrorCode.PROTOCOL_ERROR)
-        self._sender.widen_stream(stream, increment)
+        self._widen_stream(stream, increment)
 
     def _must_have_been_open(self, number: int) -> None:
         if not number & 1 or number > self._closed.last:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame of a stream that is idle")
 
-    # --- what the caller does
-
-    def respond(self, number: int, head: bytes, prefix: bytes, body: bytes, trailers: bytes) -> bool:
-        """Send a whole reply. Returns whether it is in the output; else StreamSent or StreamReset follows."""
-        stream = self.streams.get(number)
-        if stream is None:
-            return True
-        if self._sender.respond(stream, head, prefix, body, trailers):
-            self._give_back(stream.held_bytes)
-            return True
-        self._sender.headers(stream, head, end=False)
-        self._sender.queue(stream, (prefix, body), trailers, self._now)
-        return False
-
-    def headers(self, number: int, block: bytes, *, end: bool = False) -> None:
-        """Send a header block. `end`: the reply ends with it."""
-        stream = self.streams.get(number)
-        if stream is not None:
-            self._sender.headers(stream, block, end=end)
-            if end:
-                self._give_back(stream.held_bytes)
-
-    def queue(self, number: int, *pieces: Piece, trailers: bytes | None = None) -> None:
-        """Send data, and end the reply with `trailers` unless they are None. StreamSent or StreamReset follows."""
-        stream = self.streams.get(number)
-        if stream is not None:
-            self._sender.queue(stream, pieces, trailers, self._now)
-
-    def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream with RST_STREAM. No StreamReset follows."""
-        stream = self.streams.get(number)
-        if stream is not None:
-            self._drop(stream)
-            if not stream.ended:
-                self._closed.closed_first(number)
-            self._sender.control(frames.reset(number, code))
-
-    def consume(self, number: int, size_bytes: int) -> None:
-        """Let the client send as many bytes more, on the stream and on the connection."""
-        stream = self.streams.get(number)
-        if stream is None:
-            return  # they were given back when it ended
-        stream.held_bytes -= size_bytes
-        self._give_back(size_bytes)
-        if not stream.ended:
-            increment = stream.receive_window.consume(size_bytes)
-            if increment:
-                self._sender.control(frames.window_update(number, increment))
-
-    def pause(self) -> None:
-        """Put no data into the output: the transport has no room."""
-        self._sender.paused = True
-
-    def resume(self) -> None:
-        """End `pause`."""
-        self._sender.paused = False
-
-    def take_output(self) -> list[Piece]:
-        """Return what is to be written now. Call it until it is empty: it is bounded unless frames cannot wait."""
-        self._sender.flush()
-        return self._sender.take_output()
-
-    def take_sent(self) -> list[StreamSent]:
-        """Return the streams whose queue became empty since the last call."""
-        sent = self._sender.take_sent()
-        for event in sent:
-            if event.ended:
-                self._give_back(event.held_bytes)
-        return sent
-
     # --- time and the end
-
-    def drain(self, now: float) -> None:
-        """Begin to end the connection: streams that cross this step are still served. Idempotent."""
-        if self._drain_step_by is None and self._final is None and not self.closed:
-            self._drain_step_by = now + DRAIN_STEP_S
-            self._sender.control(frames.goaway(frames.STREAM_ID_MAX, ErrorCode.NO_ERROR))
-            self._sender.control(frames.frame(frames.PING, 0, 0, DRAIN_PING))
-
-    def _finish_drain(self) -> None:
-        self._drain_step_by = None
-        self._final = self._closed.last
-        self._sender.control(frames.goaway(self._closed.last, ErrorCode.NO_ERROR))
-
-    @property
-    def drained(self) -> bool:
-        """Whether a drain has ended: no stream is open, and none will be served."""
-        return self._final is not None and not self.streams
 
     def check(self, now: float) -> list[Event[H]]:
         """Return what the passing of time means: stalled streams are reset, a dead client's connection ends."""
@@ -467,11 +333,11 @@ class Connection(Generic[H]):
         events = self._events = []
         self._now = now
         try:
-            if self._live.check(now, partial=self._is_partial()):
-                self._sender.control(frames.frame(frames.PING, 0, 0, KEEPALIVE_PING))
+            if self._live.check(now, begun=not self._received.preface, partial=self._is_partial()):
+                self._output.append(frames.frame(frames.PING, 0, 0, KEEPALIVE_PING))
             if self._drain_step_by is not None and now >= self._drain_step_by:
                 self._finish_drain()
-            for stream in self._sender.stalled(now):
+            for stream in self._stalled():
                 self._reset(stream.number, ErrorCode.ENHANCE_YOUR_CALM)
         except ConnectionFault as fault:
             self._fail(fault)
@@ -486,27 +352,18 @@ class Connection(Generic[H]):
             self._events.append(StreamReset(number, code))
         if number <= self._closed.last:  # also of a request that had ended: the rest of a long frame may follow
             self._closed.closed_first(number)
-        self._sender.control(frames.reset(number, code))
-
-    def _drop(self, stream: Stream) -> None:
-        self._sender.drop(stream)
-        self._give_back(stream.held_bytes)
-
-    def _give_back(self, size_bytes: int) -> None:
-        increment = self._window.consume(size_bytes) if size_bytes else 0
-        if increment:
-            self._sender.control(frames.window_update(0, increment))
+        self._output.append(frames.reset(number, code))
 
     def abandon(self) -> None:
         """Drop all streams: the transport is gone."""
         self.closed = True
         self._received.clear()
-        for stream in list(self.streams.values()):
-            self._sender.drop(stream)
+        for streams in (self.streams, self._waiting, self._blocked):
+            streams.clear()
 
     def _fail(self, fault: ConnectionFault) -> None:
         self.abandon()
-        self._sender.control(frames.goaway(self._closed.last, fault.code, fault.message))
+        self._output.append(frames.goaway(self._closed.last, fault.code, fault.message))
         self._events.append(ConnectionEnded(fault.code, fault.message))
 
 
@@ -518,13 +375,6 @@ def _opening(interpret: Callable[[Headers], H]) -> Callable[[Headers], tuple[H, 
         return interpret(headers), content_length(headers)
 
     return read
-
-
-def _check_length(stream: Stream) -> None:
-    """Check the data received against the content-length. Raises StreamFault. Source: RFC 9113, section 8.1.1."""
-    left = stream.announced_bytes
-    if left is not None and (left < 0 or (left and stream.ended)):
-        raise StreamFault(stream.number, ErrorCode.PROTOCOL_ERROR)
 
 
 _WORK = {frames.HEADERS: HEADERS_WORK, frames.CONTINUATION: HEADERS_WORK, frames.SETTINGS: SETTINGS_WORK}

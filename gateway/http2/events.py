@@ -78,7 +78,6 @@ class StreamSent(NamedTuple):
 
     stream: int
     ended: bool  # and with it the stream
-    held_bytes: int = 0  # of the request, not consumed
 
 
 class ConnectionEnded(NamedTuple):

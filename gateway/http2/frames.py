@@ -17,6 +17,7 @@ from millstream.gateway.http2.stream import WINDOW_BYTES_MAX
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES = 9
+PRIORITY_BYTES = 5
 FRAME_BYTES_MAX = 16384  # the initial SETTINGS_MAX_FRAME_SIZE (RFC 9113, section 6.5.2)
 STREAM_ID_MAX = (1 << 31) - 1
 JOINED_BYTES_MIN = 4096  # payload of a DATA frame that is joined with others of its stream
@@ -210,20 +211,31 @@ def without_padding(flags: int, payload: bytes) -> bytes:
     return payload[1 : len(payload) - padding]
 
 
+def header_block(flags: int, payload: bytes) -> bytes:
+    """Return what a HEADERS frame has of a header block, without padding and priority. Raises ConnectionFault."""
+    block = without_padding(flags, payload)
+    if not flags & HAS_PRIORITY:
+        return block
+    if len(block) < PRIORITY_BYTES:
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS end within their priority")
+    return block[PRIORITY_BYTES:]
+
+
 CUT_MAX = 256  # frames that are cut at once
 
 
 class ReceivedFrames:
-    """A queue of frames.
+    """A queue of frames, behind the preface.
 
     Args:
         data_bytes_max: limit on the payload of DATA.
         bytes_max: limit on that of other frames.
     """
 
-    __slots__ = ("_fault", "_frames", "_reader")
+    __slots__ = ("_fault", "_frames", "_reader", "preface")
 
     def __init__(self, data_bytes_max: int, bytes_max: int) -> None:
+        self.preface = PREFACE  # what is still to arrive of it
         self._reader = FrameReader(data_bytes_max, bytes_max, joins=True)
         self._frames: deque[Frame] = deque()
         self._fault: ConnectionFault | None = None  # of what follows these frames
@@ -240,9 +252,18 @@ class ReceivedFrames:
     def add(self, data: bytes) -> None:
         """Add received bytes."""
         try:
+            if self.preface:
+                data = self._after_preface(data)
             self._reader.read(data, self._frames, CUT_MAX)
         except ConnectionFault as fault:
             self._fault = fault
+
+    def _after_preface(self, data: bytes) -> bytes:
+        size = min(len(data), len(self.preface))
+        if data[:size] != self.preface[:size]:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
+        self.preface = self.preface[size:]
+        return data[size:]
 
     def take(self) -> Frame | None:
         """Return the next frame; None: it is not complete. Raises ConnectionFault behind the last frame before it."""

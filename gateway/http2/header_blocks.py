@@ -33,6 +33,18 @@ _INTEGER_OCTETS_MAX = 5
 _INDEXED, _INCREMENTAL, _SIZE_UPDATE = 0x80, 0x40, 0x20
 
 
+class UnfinishedBlock:
+    """A header block whose CONTINUATION frames have yet to arrive."""
+
+    __slots__ = ("ended", "fragments", "size", "stream")
+
+    def __init__(self, stream: int, fragment: bytes, *, ended: bool) -> None:
+        self.stream = stream
+        self.ended = ended
+        self.fragments = [fragment]
+        self.size = len(fragment)
+
+
 class HeaderReader(Generic[T]):
     """Decodes the header blocks of one connection.
 

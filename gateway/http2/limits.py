@@ -121,18 +121,9 @@ class Liveness:
         now: the current instant, in seconds.
     """
 
-    __slots__ = (
-        "_began",
-        "_limits",
-        "_partial_since",
-        "_pinged",
-        "_received",
-        "preface_received",
-        "settings_acknowledged",
-    )
+    __slots__ = ("_began", "_limits", "_partial_since", "_pinged", "_received", "settings_acknowledged")
 
     def __init__(self, limits: Limits, now: float) -> None:
-        self.preface_received = False
         self.settings_acknowledged = False
         self._limits = limits
         self._began = self._received = now
@@ -154,10 +145,16 @@ class Liveness:
         elif complete or self._partial_since is None:
             self._partial_since = now
 
-    def check(self, now: float, *, partial: bool) -> bool:
-        """Return whether a PING is due. Raises ConnectionFault if the client was silent for too long."""
+    def check(self, now: float, *, begun: bool, partial: bool) -> bool:
+        """Return whether a PING is due. Raises ConnectionFault if the client was silent for too long.
+
+        Args:
+            now: the current instant.
+            begun: whether the preface has come.
+            partial: whether a frame or header block is incomplete.
+        """
         limits = self._limits
-        if not self.preface_received and now >= self._began + limits.preface_s_max:
+        if not begun and now >= self._began + limits.preface_s_max:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "no preface came")
         if not self.settings_acknowledged and now >= self._began + limits.settings_ack_s_max:
             raise ConnectionFault(ErrorCode.SETTINGS_TIMEOUT, "SETTINGS are not acknowledged")

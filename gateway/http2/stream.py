@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from millstream.gateway.http2.events import ConnectionFault, ErrorCode
+from millstream.gateway.http2.events import ConnectionFault, ErrorCode, StreamFault
 
 WINDOW_BYTES = 65535  # every window at first (RFC 9113, section 6.9.2)
 WINDOW_BYTES_MAX = (1 << 31) - 1
@@ -98,6 +98,12 @@ class Stream:
         self.trailers: bytes | None = None  # sent when the queue is empty; they end the stream
         self.queued_at = 0.0  # instant at which the queue began to wait
         self.whole_by = 0.0  # instant by which the client must have taken it
+
+    def check_length(self) -> None:
+        """Check the data received against the content-length. Raises StreamFault. Source: RFC 9113, section 8.1.1."""
+        left = self.announced_bytes
+        if left is not None and (left < 0 or (left and self.ended)):
+            raise StreamFault(self.number, ErrorCode.PROTOCOL_ERROR)
 
 
 #: Streams remembered that the server closed first. Beyond, the oldest is forgotten: a frame of a stream up to its

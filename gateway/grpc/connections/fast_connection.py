@@ -245,7 +245,7 @@ class FastConnection(asyncio.Protocol):
             self._transport.write(b"".join(pieces))
             if self._paused:
                 break
-        for stream, ended, _ in self.h2.take_sent():
+        for stream, ended in self.h2.take_sent():
             call = self.calls.get(stream)
             if call is not None:
                 call.sent(ended=ended)

@@ -194,6 +194,4 @@ def test_6_9_bytes_of_an_answered_request_are_given_back():
         if blocked:
             peer.sent()
             peer.widen(1, 5)
-            peer.sent()
-            peer.connection.take_sent()
         assert increments(peer.sent()) == {0: 900}
