@@ -23,14 +23,14 @@ from millstream.gateway.connection.tls_connection import HANDSHAKES_MAX, Handsha
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.memory_budgets import MemoryBudgets
 from millstream.gateway.metrics_page import GatewayMetricsPage
-from millstream.gateway.observing.recorder import Recorder
+from millstream.gateway.observing.observer import Recorder
 from millstream.gateway.parts import GatewayParts, build_parts, start_parts, stop_parts
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.placement.load_wait import LoadWait
 from millstream.gateway.redis_events import ClusterEvents, QuarantineNews, RedisProbe
 from millstream.gateway.scheduling.caller import caller_of
+from millstream.gateway.scheduling.lane_state import SharedParts
 from millstream.gateway.scheduling.lane_table import LaneTable
-from millstream.gateway.scheduling.pool_context import SharedParts
 from millstream.gateway.scheduling.producer import Producer, ReplyWays
 from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.readiness import Preloads, ReadinessProbe

@@ -19,7 +19,7 @@ from millstream.gateway.connection.tls_connection import TlsListener, tls_protoc
 from millstream.gateway.gateway import Gateway
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http2.frames import PREFACE
-from millstream.gateway.observing.observed_protocol import with_observer
+from millstream.gateway.observing.observed_http import with_observer
 from millstream.services.settings import Settings
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import logging
 from functools import cached_property
 
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
-from millstream.gateway.scheduling.admission import Admission
+from millstream.gateway.scheduling.request import Admission
 from millstream.services.installation import shm_prefix
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry

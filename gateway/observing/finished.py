@@ -1,6 +1,8 @@
-"""What is recorded of a request when its reply was written. Pure data.
+"""What is recorded of a request when its reply was written, and when the parts of its batch took place. Pure data.
 
 connection, route or gRPC call ─> Finished, with a Run for each batch that it needed ─> Tracer, AccessLog
+BatchTiming, for spans and the header Server-Timing:
+lane: until the request's batch left the gateway │ queue: until its run began │ run: of the model, with its inputs
 """
 
 from __future__ import annotations
@@ -9,8 +11,8 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from millstream.gateway.observing.timing import BatchTiming
 from millstream.services.traceparent import Trace
+from millstream.services.wire.batch import ReplyHeader
 
 CANCELLED_STATUS = 499  # in place of an HTTP status: the caller went away
 #: HTTP statuses for which a request counts as failed: overload, and errors of the server
@@ -22,6 +24,42 @@ PATH_MAX = 1024  # characters of a path that are kept: a head may have 64 KiB, a
 
 #: the inference requests that the current task began, for calls that are observed; None: not observed
 TICKETS: ContextVar[list[Any] | None] = ContextVar("TICKETS", default=None)
+
+
+class BatchTiming:
+    """The times of a batch, which its requests share. Instants are seconds on the monotonic clock of this process.
+
+    Args:
+        header: the header of the batch's reply.
+        put_at: when the batch left the lane.
+        replied_at: when its reply came.
+        requests: how many requests it had.
+        shown: whether replies have the header Server-Timing.
+    """
+
+    __slots__ = ("header", "put_at", "replied_at", "requests", "shown", "span", "worker")
+
+    def __init__(
+        self, header: ReplyHeader, put_at: float, replied_at: float, requests: int, *, shown: bool = False
+    ) -> None:
+        self.header = header
+        self.put_at = put_at
+        self.replied_at = replied_at
+        self.requests = requests
+        self.shown = shown
+        self.span: Any = None  # context of the batch's span; set by what makes spans, in its thread
+        queue_ms = max(0.0, header.queue_s) * 1000
+        run_ms = (header.input_s + header.infer_s + header.output_s) * 1000
+        #: the part of the header Server-Timing that all requests of the batch share
+        self.worker = b", queue;dur=%.3f, run;dur=%.3f" % (queue_ms, run_ms) if shown else b""
+
+
+def server_timing(timing: BatchTiming, arrival: float) -> bytes:
+    """Return the value of Server-Timing for a request that arrived at `arrival`.
+
+    Source: W3C, "Server Timing": metrics of one header are separated by commas, durations are milliseconds.
+    """
+    return b"lane;dur=%.3f%b" % ((timing.put_at - arrival) * 1000, timing.worker)
 
 
 class Run(NamedTuple):

@@ -1,8 +1,6 @@
-"""Admits requests, or refuses them: 429 for a lane, 503 for a whole gateway; and gives each its one answer.
+"""Admits requests to one lane, or refuses them, and gives each that was admitted its one answer.
 
-request ─> LaneAdmission (waiting rows of one lane, time until the answer) ─> Admission (requests and bytes in flight)
-
-The permit travels with the request as `permit_bytes` and is released exactly once, when the request is done.
+request ─> Circuit (its version may serve) ─> LaneAdmission (waiting rows, time until the answer): refused with 429, 503
 
 outputs of a batch ─> answer ─┐
 Failure ───────────────> fail ─┼─> finish (its permit is released) ─> counted ─> responder
@@ -12,79 +10,63 @@ caller went away ────> cancel ─┘                                    
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from millstream.gateway.scheduling.batching.batcher import Batcher
-from millstream.gateway.scheduling.batching.dispatch import DispatchPolicy
-from millstream.gateway.scheduling.circuit import Circuit
-from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.lane_state import LaneState
-from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.request import Part, Request
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.inference import Reason
-from millstream.services.metrics.registry import Counter, Gauge
+from millstream.services.metrics.registry import Counter
 from millstream.services.wire.batch import ReplyHeader
+
+log = logging.getLogger("millstream.lane")
 
 CANNOT_SERVE_RETRY_S = 10.0  # hint to clients of a version that no worker tries again: operators take longer to mend it
 RETRY_S_MIN = 1.0  # hint to clients of a version that a worker tries again now
 
 
-class Admission:
-    """Counts the requests and bytes in flight of one gateway. Refuses with UNAVAILABLE (503) when it is full.
+@dataclass(slots=True, eq=False)
+class Circuit:
+    """One lane's side of the circuit breaker: closed, or open for some seconds, which refuses requests of the version.
 
-    Args:
-        requests_max: limit on the requests in flight.
-        bytes_max: limit on the bytes of their messages.
-        in_flight: shows the number of requests in flight.
-        refused: counts refused requests.
+    `open_until`: the instant at which an open circuit closes; 0 while it is closed.
     """
 
-    __slots__ = ("_bytes_max", "_gauge", "_refused", "_requests_max", "bytes", "closed", "requests")
+    _lane: LaneState
+    open_until: float = 0.0
 
-    def __init__(self, requests_max: int, bytes_max: int, in_flight: Gauge, refused: Counter) -> None:
-        self._requests_max = requests_max
-        self._bytes_max = bytes_max
-        self._gauge = in_flight
-        self._refused = refused
-        self.requests = 0
-        self.bytes = 0
-        self.closed = False  # True while draining: requests in flight are answered, new ones refused
+    def open(self, deaths: int, seconds: float) -> None:
+        """Refuse the version for `seconds`. `deaths`: how much recent deaths and ended runs count together."""
+        if not self.open_until:
+            log.warning(
+                "%s ended its worker, or had runs that had to be ended, too often recently (%d): refused for %.0f s",
+                self._lane.manifest.content_id,
+                deaths,
+                seconds,
+            )
+        self.open_until = self._lane.clock() + seconds
+        self._lane.metrics.refused.set(1)
 
-    def admit(self, request: Request, size_bytes: int) -> None:
-        """Give a request its permit, or raise Failure(UNAVAILABLE) with a time after which to retry."""
-        if self.requests >= self._requests_max or self.bytes + size_bytes > self._bytes_max or self.closed:
-            if self.closed:
-                self._refused.add()
-                raise Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1)
-            raise self._full()
-        self.requests += 1
-        self.bytes += size_bytes
-        request.permit_bytes = size_bytes
-        self._gauge.set(self.requests)
+    def check(self) -> None:
+        """Raise Failure(UNAVAILABLE) while the circuit is open; close it when its time is over."""
+        if self.is_open():
+            raise self.failure()
+        self.open_until = 0.0
+        self._lane.metrics.refused.set(0)
 
-    def extend(self, request: Request, size_bytes: int) -> None:
-        """Add bytes to the permit of a request, or raise Failure(UNAVAILABLE); a request alone may have any number."""
-        if self.bytes + size_bytes > self._bytes_max and self.requests > 1:
-            raise self._full()
-        self.bytes += size_bytes
-        request.permit_bytes += size_bytes
+    def is_open(self) -> bool:
+        return self._lane.clock() < self.open_until
 
-    def _full(self) -> Failure:
-        self._refused.add()
-        return Failure(
-            Code.UNAVAILABLE,
-            f"the gateway is full: {self.requests} requests of {self.bytes} bytes are in flight; try again later",
-            retry_after_s=1,
-        )
-
-    def release(self, requests: Sequence[Request]) -> None:
-        """Release the permits of requests."""
-        self.requests -= len(requests)
-        self.bytes -= sum([request.permit_bytes for request in requests])
-        self._gauge.set(self.requests)
+    def failure(self) -> Failure:
+        """Return the Failure with which an open circuit refuses a request."""
+        left_s = max(1.0, self.open_until - self._lane.clock())
+        name = f"version {self._lane.manifest.version} of model '{self._lane.manifest.model}'"
+        why = f"{name} ended its worker, or had runs that had to be ended, too often: it is refused for {left_s:.0f} s"
+        return Failure(Code.UNAVAILABLE, why, retry_after_s=left_s)
 
 
 class LaneRefusal(Failure):
@@ -95,51 +77,32 @@ class LaneRefusal(Failure):
         self.counter = counter
 
 
+@dataclass(slots=True, eq=False)
 class LaneAdmission:
     """Refuses with OVERLOADED (429) when a lane is full, or would answer a request after its deadline.
 
     Args:
-        state: of the lane.
-        rows_waiting_max: limit on the waiting rows of the lane, unless one request has more.
-        policy: the lane's batch sizes and estimates.
-        batcher: the lane's waiting requests.
-        circuit: refuses the version while it is open.
-        quarantine: refuses requests that killed workers, or whose runs were endless.
-        metrics: has the counters of refusals.
+        _lane: the lane.
+        _batcher: has its waiting requests.
+        _circuit: refuses the version while it is open.
     """
 
-    __slots__ = ("_batcher", "_circuit", "_metrics", "_policy", "_quarantine", "_rows_waiting_max", "_state")
-
-    def __init__(
-        self,
-        state: LaneState,
-        rows_waiting_max: int,
-        policy: DispatchPolicy,
-        batcher: Batcher,
-        circuit: Circuit,
-        quarantine: Quarantine,
-        metrics: LaneMetrics,
-    ) -> None:
-        self._state = state
-        self._circuit = circuit
-        self._quarantine = quarantine
-        self._rows_waiting_max = rows_waiting_max
-        self._policy = policy
-        self._batcher = batcher
-        self._metrics = metrics
+    _lane: LaneState
+    _batcher: Batcher
+    _circuit: Circuit
 
     def check(self, request: Request) -> None:
         """Raise LaneRefusal, with a time after which to retry, if the lane cannot take a request."""
         rows_waiting = self._batcher.rows
-        if rows_waiting and rows_waiting + request.rows > self._rows_waiting_max:
+        if rows_waiting and rows_waiting + request.rows > self._lane.context.rows_waiting_max:
             raise self._full(rows_waiting)
         # A cheap upper bound: the request waits behind all others for a full batch. If that is late, estimate exactly.
-        policy = self._policy
+        policy = self._lane.policy
         estimator = policy.estimator
         behind_s = rows_waiting // policy.batch_rows * estimator.step_s + estimator.full_s + estimator.margin_s
         # An idle lane refuses none: its answers correct the estimate.
         if max(estimator.free_at, request.arrival) + behind_s > request.deadline and (
-            rows_waiting or self._state.in_flight
+            rows_waiting or self._lane.in_flight
         ):
             self._check_time(request)
 
@@ -149,23 +112,23 @@ class LaneAdmission:
         `rows_ahead`: rows outside of the lane, its own included, that run before its last part.
         """
         rows_waiting = self._batcher.rows
-        if rows_waiting and rows_waiting + self._policy.batch_rows > self._rows_waiting_max:
+        if rows_waiting and rows_waiting + self._lane.policy.batch_rows > self._lane.context.rows_waiting_max:
             raise self._full(rows_waiting)
-        if rows_waiting or self._state.in_flight:
+        if rows_waiting or self._lane.in_flight:
             self._check_time(request, rows_ahead)
 
     def check_served(self, request: Request) -> None:
         """Raise Failure: UNAVAILABLE (no instance can serve, or the circuit is open), MODEL (in quarantine)."""
-        if self._state.failed is not None:
+        if self._lane.failed is not None:
             raise self.cannot_serve()
         if self._circuit.open_until:
             self._circuit.check()
-        if not self._quarantine.empty:
-            self._quarantine.check(self._state.content_id, request)
+        if not self._lane.context.quarantine.empty:
+            self._lane.context.quarantine.check(self._lane.content_id, request)
 
     def cannot_serve(self) -> Failure:
         """Return the refusal of a version that no instance can serve. A worker says when it tries again, or none."""
-        state = self._state
+        state = self._lane
         left_s = state.retry_at - state.link.clock.now_ms() / 1000
         return Failure(
             Code.UNAVAILABLE,
@@ -175,44 +138,34 @@ class LaneAdmission:
 
     def _full(self, rows_waiting: int) -> LaneRefusal:
         return LaneRefusal(
-            f"the queue of model '{self._state.manifest.model}' is full: {rows_waiting} rows wait; try again later",
-            max(rows_waiting / self._policy.batch_rows * self._policy.estimator.step_s, 0.1),
-            self._metrics.refused_full,
+            f"the queue of model '{self._lane.manifest.model}' is full: {rows_waiting} rows wait; try again later",
+            max(rows_waiting / self._lane.policy.batch_rows * self._lane.policy.estimator.step_s, 0.1),
+            self._lane.metrics.refused_full,
         )
 
     def _check_time(self, request: Request, rows_outside: int = 0) -> None:
         """Raise LaneRefusal if the request would be answered after its deadline, behind `rows_outside` more rows."""
         rows_ahead = self._batcher.rows_ahead(request.priority, request.deadline) + rows_outside
-        late_s = self._policy.estimator.answer_at(rows_ahead, request) - request.deadline
+        late_s = self._lane.policy.estimator.answer_at(rows_ahead, request) - request.deadline
         if late_s <= 0:
             return
         behind_s = request.deadline + late_s - request.arrival
-        model = self._state.manifest.model
+        model = self._lane.manifest.model
         raise LaneRefusal(
             f"model '{model}' would answer in about {behind_s:.3f} s, later than the request may wait",
             late_s,
-            self._metrics.refused_late,
+            self._lane.metrics.refused_late,
         )
 
 
-log = logging.getLogger("millstream.lane")
-
-
+@dataclass(slots=True, eq=False)
 class Answers:
     """Answers the requests of one lane, releases their permits, and counts them.
 
     Parts of requests are only handed to their request, which is answered when it has all of them.
     """
 
-    __slots__ = ("_admission", "_clock", "_metrics", "_state")
-
-    def __init__(
-        self, state: LaneState, admission: Admission, metrics: LaneMetrics, clock: Callable[[], float]
-    ) -> None:
-        self._state = state
-        self._admission = admission
-        self._metrics = metrics
-        self._clock = clock
+    _lane: LaneState
 
     def answer(self, live: list[Request], outputs: Outputs, header: ReplyHeader, put_at: float, now: float) -> None:
         """Answer the requests of a batch that are not done yet.
@@ -240,8 +193,8 @@ class Answers:
             # Counted before they are answered, so that a caller with its answer finds it in the metrics.
             for group in _by_protocol(admitted) if others else (admitted,):
                 rows = sum([request.rows for request in group])
-                self._state.rows_done += rows
-                self._metrics.answered(
+                self._lane.rows_done += rows
+                self._lane.metrics.answered(
                     group[0].responder.protocol,
                     [now - request.arrival for request in group],
                     rows,
@@ -259,7 +212,7 @@ class Answers:
     def _take_parts(self, parts: list[Request], ran: tuple[ReplyHeader, float, float]) -> None:
         for part in parts:
             part.done = True
-            self._state.rows_done += part.rows
+            self._lane.rows_done += part.rows
             cast("Part", part).ran = ran
 
     def answer_split(self, request: Request, reply: Reply, header: ReplyHeader, since_run_s: float, now: float) -> None:
@@ -274,7 +227,7 @@ class Answers:
         """
         self._finish((request,))
         seconds = [now - request.arrival]
-        self._metrics.answered(request.responder.protocol, seconds, request.rows, header, since_run_s)
+        self._lane.metrics.answered(request.responder.protocol, seconds, request.rows, header, since_run_s)
         request.responder.answer_one(request, reply)
 
     def fail(self, requests: Sequence[Request], failure: Failure, reason: Reason | None = None) -> None:
@@ -283,34 +236,32 @@ class Answers:
             if request.done:
                 continue
             if request.part:
-                self._fail_part(cast("Part", request), failure, reason)
+                request.done, request.inputs = True, ()
+                cast("Part", request).split.fail(request, failure, reason)
                 continue
             self._finish((request,))
             request.inputs = ()  # frees the tensors: it will not run
             if request.counted:
-                self._state.rows_done += request.rows
-                self._metrics.failed(request.responder.protocol, failure.code, self._clock() - request.arrival, reason)
+                self._lane.rows_done += request.rows
+                self._lane.metrics.failed(
+                    request.responder.protocol, failure.code, self._lane.clock() - request.arrival, reason
+                )
             try:
                 request.responder.fail(request, failure)
             except Exception:
                 log.exception("a failure could not be delivered")
 
-    def _fail_part(self, part: Part, failure: Failure, reason: Reason | None) -> None:
-        part.done = True
-        part.inputs = ()
-        part.split.fail(part, failure, reason)
-
     def cancel(self, request: Request) -> None:
         """Finish a request whose caller went away: it gets no reply."""
         self._finish((request,))
-        self._state.rows_done += request.rows
-        self._metrics.failed(request.responder.protocol, Code.CANCELLED, self._clock() - request.arrival)
+        self._lane.rows_done += request.rows
+        self._lane.metrics.failed(request.responder.protocol, Code.CANCELLED, self._lane.clock() - request.arrival)
 
     def _finish(self, requests: Sequence[Request]) -> None:
         """Mark admitted requests as done, so that none is answered twice. Only this method marks them."""
         for request in requests:
             request.done = True
-        self._admission.release(requests)
+        self._lane.context.admission.release(requests)
 
 
 def _by_protocol(requests: list[Request]) -> Iterable[list[Request]]:

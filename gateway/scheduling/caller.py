@@ -16,8 +16,7 @@ from millstream.gateway.access.principal import CALLER
 from millstream.gateway.connection.budgets import PERMIT, ReplyPermit
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.exchange import EXCHANGE, Exchange
-from millstream.gateway.observing.finished import RUNS_MAX, TICKETS
-from millstream.gateway.observing.timing import server_timing
+from millstream.gateway.observing.finished import RUNS_MAX, TICKETS, server_timing
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.request import FORM, FORM_HEADER, Request, bill, served_by

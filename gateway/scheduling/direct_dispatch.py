@@ -1,6 +1,6 @@
-"""Takes batches back that were dispatched to workers on this host directly, when they detach, return one, or die.
+"""Sends batches to idle workers on this host directly, and takes them back when these detach, return one, or die.
 
-worker ─> attach ─> AttachedWorkers: at most its depth of short batches ─> reply, over the same connection
+worker ─> attach ─> send: at most its depth of short batches ─> reply, over the same connection
 worker ─> detach: batches that it did not take are put into the queue          connection lost: all of them are
 An attached worker is idle for Redis, too, so any gateway's batch still reaches it at once. What must wait for a worker
 waits in the queue: there lanes and gateways share the workers fairly, and a worker that finds it not empty detaches.
@@ -16,17 +16,23 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
-from millstream.gateway.scheduling.attached_workers import AttachedWorkers
 from millstream.gateway.scheduling.lane_state import AttachedWorker, InFlightBatch
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.services.metrics import catalogue
-from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.metrics.registry import Counter, MetricsRegistry
 from millstream.services.queue.death_notices import Death
-from millstream.services.wire.batch import Attach, Detach, Return, read_control
+from millstream.services.queue.reply_socket import MESSAGE_BYTES_MAX
+from millstream.services.queue.sharing import LONG_S
+from millstream.services.wire.batch import Attach, Detach, Return, batch_head, read_control
 from millstream.services.wire.worker_id import pool_of
 
 log = logging.getLogger("millstream.direct")
 
+#: Longer runs take the queue. A batch that another gateway puts meanwhile waits for the run in the worker's inbox.
+RUN_S_MAX = 0.02
+#: After a batch with a longer run, in which all batches of its lane take the queue: a short one would overtake it.
+LONG_PAUSE_S = 1.0
+HEADS_MAX = 4096  # lanes whose message heads a worker's record keeps; beyond that they are made again
 #: After a connection was lost, the time until the worker's death is announced with the batches that it was running.
 NOTICE_S = 1.0
 
@@ -48,15 +54,78 @@ class DirectDispatch:
         is_alive: Callable[[str, Collection[str], float], Awaitable[set[str]]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.workers = AttachedWorkers(registry)
         self._registry = registry
         self._lanes = lanes
         self._is_alive = is_alive
         self._clock = clock
         self._by_link: dict[socket.socket, AttachedWorker] = {}
+        self._by_pool: dict[str, dict[str, AttachedWorker]] = {}  # those that take batches, by id
+        self._counters: dict[str, Counter] = {}
         self._orphans: dict[str, list[InFlightBatch]] = {}  # of lost connections, by worker, until its death is known
         self._silent: set[str] = set()  # workers that Redis did not know at the last check
         self._tasks: set[asyncio.Task[None]] = set()
+
+    # Batches to workers out.
+
+    def send(self, batch: InFlightBatch, entry: bytes, depth: int) -> bool:
+        """Send a batch to an attached worker that serves its lane; False: it must take the queue.
+
+        Args:
+            batch: registered as in flight.
+            entry: the encoded batch.
+            depth: batches that an instance of the lane may have at a time.
+        """
+        lane = batch.lane
+        if batch.run_s >= RUN_S_MAX:
+            lane.direct_from = batch.put_at + LONG_PAUSE_S
+            return False
+        if not batch.run_s or lane.direct_from > batch.put_at:
+            return False
+        worker = self._choose(batch, depth)
+        if worker is None:
+            return False
+        head = worker.heads.get(lane.content_id)
+        if head is None:
+            if len(worker.heads) >= HEADS_MAX:
+                worker.heads.clear()
+            head = worker.heads[lane.content_id] = batch_head(worker.term, lane.content_id)
+        if len(head) + len(entry) > MESSAGE_BYTES_MAX:
+            return False
+        try:
+            worker.link.send(head + entry, socket.MSG_NOSIGNAL)
+        except OSError:  # it does not read, or is gone: then the event loop reports the end of the connection
+            return False
+        worker.outstanding[batch.name] = batch
+        batch.direct = worker
+        counter = self._counters.get(lane.pool)
+        if counter is None:
+            counter = self._counters[lane.pool] = self._registry.counter(catalogue.BATCHES_DIRECT, lane.pool)
+        counter.add()
+        return True
+
+    def _choose(self, batch: InFlightBatch, depth: int) -> AttachedWorker | None:
+        """Return the worker with the fewest batches, if it has none, or if no instance is elsewhere.
+
+        A worker that is inside a long run, as the age of its oldest batch shows, gets no more.
+        """
+        lane = batch.lane
+        attached = self._by_pool.get(lane.pool)
+        if not attached:
+            return None
+        best, least, serving = None, depth, 0
+        for name in lane.local_workers:
+            worker = attached.get(name)
+            if worker is None:
+                continue
+            count = len(worker.outstanding)
+            if not count:
+                return worker
+            serving += 1
+            oldest = next(iter(worker.outstanding.values()))
+            if count < least and batch.put_at < oldest.put_at + LONG_S:
+                best, least = worker, count
+        # An instance that is not attached may be idle: Redis knows.
+        return best if serving == lane.instances else None
 
     # Messages of workers in.
 
@@ -78,12 +147,20 @@ class DirectDispatch:
             worker = self._by_link[link] = AttachedWorker(link, message.pool, message.worker)
         elif (worker.pool, worker.worker) != (message.pool, message.worker):
             raise ValueError(f"worker {worker.worker} attaches as {message.worker}")
-        self.workers.add(worker, message.term)
+        worker.term, worker.attached, worker.heads = message.term, True, {}
+        self._by_pool.setdefault(worker.pool, {})[worker.worker] = worker
+
+    def _discard(self, worker: AttachedWorker) -> None:
+        """Let a worker take no more batches."""
+        worker.attached = False
+        workers = self._by_pool.get(worker.pool, {})
+        if workers.get(worker.worker) is worker:
+            del workers[worker.worker]
 
     def _detach(self, worker: AttachedWorker, message: Detach) -> None:
         if not worker.attached:
             return
-        self.workers.discard(worker)
+        self._discard(worker)
         taken = set(message.taken)
         for batch in [one for one in worker.outstanding.values() if one.name not in taken]:
             self._put_again(batch, untouched=not message.writing)
@@ -99,7 +176,7 @@ class DirectDispatch:
         worker = self._by_link.pop(link, None)
         if worker is None:
             return
-        self.workers.discard(worker)
+        self._discard(worker)
         batches = [*worker.outstanding.values()]
         for batch in batches:
             batch.direct = None

@@ -10,12 +10,10 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from millstream.gateway.scheduling.admission import Answers
 from millstream.gateway.scheduling.batching.batcher import RANK_MAX, Batcher
 from millstream.gateway.scheduling.batching.coalescing import Coalescer
-from millstream.gateway.scheduling.batching.dispatch import EXPIRE, HOLD, DispatchPolicy
+from millstream.gateway.scheduling.batching.dispatch import EXPIRE, HOLD
 from millstream.gateway.scheduling.batching.queue_policy import QueueRules
 from millstream.gateway.scheduling.in_flight import InFlight
-from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.lane_state import LaneState
-from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.inference import Reason
@@ -33,18 +31,17 @@ class EarlyPut:
     `served`: a worker has answered it, and no record that the gateway has read says that the version is ready.
     """
 
-    __slots__ = ("_arrivals", "_context", "_put_at", "_state", "served")
+    __slots__ = ("_arrivals", "_lane", "_put_at", "served")
 
-    def __init__(self, state: LaneState, context: PoolContext) -> None:
+    def __init__(self, lane: LaneState) -> None:
         self.served = False
-        self._state = state
-        self._context = context
+        self._lane = lane
         self._arrivals: Sequence[float] = ()  # of the requests ahead whose wait for the load was not counted
         self._put_at = 0.0
 
     def allows(self, first: Request) -> bool:
         """Return whether `first`, which waits, may be put now: one at a time, and only what its entry contains."""
-        context, lane = self._context, self._state
+        context, lane = self._lane.context, self._lane
         if lane.failed is not None or not lane.alone or lane.in_flight:
             return False
         if not context.owner.reads_newest(lane.pool) or not lane.link.writable:
@@ -58,7 +55,7 @@ class EarlyPut:
 
     def put(self, requests: Sequence[Request], now: float) -> None:
         """Note that these requests are put now."""
-        self._context.early.add(self._state)
+        self._lane.context.early.add(self._lane)
         self._put_at = now
         self._arrivals = [request.arrival for request in requests]
 
@@ -70,7 +67,7 @@ class EarlyPut:
             now: the current instant.
             ready: whether the gateway reads now in a record that the version is ready.
         """
-        lane = self._state
+        lane = self._lane
         if self.served:
             self.served = not ready
             return []
@@ -98,9 +95,7 @@ class Dispatcher:
         "_coalescer",
         "_context",
         "_in_flight",
-        "_metrics",
-        "_policy",
-        "_state",
+        "_lane",
         "_uniform",
         "answers",
         "batcher",
@@ -109,37 +104,24 @@ class Dispatcher:
         "scheduled",
     )
 
-    def __init__(
-        self,
-        state: LaneState,
-        context: PoolContext,
-        policy: DispatchPolicy,
-        in_flight: InFlight,
-        answers: Answers,
-        metrics: LaneMetrics,
-        rules: QueueRules | None,
-    ) -> None:
-        config = state.manifest.config
+    def __init__(self, lane: LaneState, in_flight: InFlight, answers: Answers, rules: QueueRules | None) -> None:
+        config = lane.manifest.config
+        self._lane = lane
+        self._context = context = lane.context
+        self._in_flight = in_flight
+        self.answers = answers
         self.batcher = Batcher(rank_max=max(RANK_MAX, config.priority_levels))
         self.rules = rules or (QueueRules(config) if QueueRules.needed(config) else None)
         self.scheduled = False
-        self.early = EarlyPut(state, context)
-        self._state = state
-        self._context = context
-        self._policy = policy
-        self._in_flight = in_flight
-        self.answers = answers
-        self._metrics = metrics
-        self._uniform = _is_uniform(state.manifest.signature)
+        self.early = EarlyPut(lane)
+        self._uniform = _is_uniform(lane.manifest.signature)
         admission, soon = context.admission, context.soon
         self._coalescer = Coalescer(context.later, lambda: admission.requests, lambda: soon(self._dispatch_scheduled))
 
     def add(self, request: Request, *, single: bool) -> None:
         """Let a request wait that was just admitted. `single`: its protocol brings one in a turn of the event loop."""
-        if self.rules is not None:
-            self.rules.enter(request)
-        self.batcher.add(request, None if self._uniform else self._shape(request))
-        if not self.scheduled and self._state.in_flight < self._policy.credits:
+        self._queue(request)
+        if not self.scheduled and self._lane.in_flight < self._lane.policy.credits:
             self.schedule(coalesce=single and self._context.pressure.full(request.arrival))
         elif self._coalescer.on:
             self._coalescer.joined()
@@ -148,16 +130,18 @@ class Dispatcher:
         """Let requests wait that were admitted before, and dispatch in the next turn of the event loop."""
         for request in requests:
             request.taken = False
-            if self.rules is not None:
-                self.rules.enter(request)
-            self.batcher.add(request, None if self._uniform else self._shape(request))
+            self._queue(request)
         if not self.scheduled:
             self.schedule()
 
-    def _shape(self, request: Request) -> Hashable:
-        if self._state.manifest.signature.batching:
-            return tuple(tensor.shape[1:] for tensor in request.inputs)
-        return tuple(tensor.shape for tensor in request.inputs)
+    def _queue(self, request: Request) -> None:
+        if self.rules is not None:
+            self.rules.enter(request)
+        shape: Hashable = None
+        if not self._uniform:
+            rest = 1 if self._lane.manifest.signature.batching else 0
+            shape = tuple(tensor.shape[rest:] for tensor in request.inputs)
+        self.batcher.add(request, shape)
 
     def discard(self, request: Request) -> None:
         """Remove a waiting request that is done."""
@@ -188,16 +172,16 @@ class Dispatcher:
         """Send batches while credits are free and requests wait."""
         if self._coalescer.on:
             return
-        state = self._state
-        if state.cold:
+        lane = self._lane
+        if lane.cold:
             self._dispatch_early()
-        context, batcher, policy = self._context, self.batcher, self._policy
-        while batcher.count and state.in_flight < policy.credits and context.link.writable:
-            now = context.clock()
-            others_active = context.contention.others_active(state, now)
+        context, batcher, policy = self._context, self.batcher, lane.policy
+        while batcher.count and lane.in_flight < policy.credits and context.link.writable:
+            now = lane.clock()
+            others_active = context.contention.others_active(lane, now)
             if others_active is not policy.others_active:
                 policy.share_pool(others_active)
-            rows = policy.rows_to_take(batcher, state.in_flight, now)
+            rows = policy.rows_to_take(batcher, lane.in_flight, now)
             if rows == HOLD:
                 return
             if rows == EXPIRE:
@@ -208,13 +192,13 @@ class Dispatcher:
     def send_all(self) -> None:
         """Send all waiting requests, whatever credits are free, as far as Redis takes batches."""
         while self.batcher.count and self._context.link.writable:
-            self._send(self._policy.batch_rows, self._context.clock())
+            self._send(self._lane.policy.batch_rows, self._lane.clock())
 
     def _dispatch_early(self) -> None:
         """Put one request of a version that is being loaded, unless its queue rules say how long it waits here."""
-        batcher, now = self.batcher, self._context.clock()
+        batcher, now = self.batcher, self._lane.clock()
         self.count_load(ready=False)
-        if not batcher.count or self.rules is not None or self._policy.credits:
+        if not batcher.count or self.rules is not None or self._lane.policy.credits:
             return
         first = batcher.earliest()
         if first.deadline > now and self.early.allows(first):
@@ -224,10 +208,10 @@ class Dispatcher:
 
     def count_load(self, *, ready: bool) -> None:
         """Count how long requests waited for a load that has ended. `ready`: a record says that it has."""
-        waits = self.early.loaded(self.batcher.arrivals(), self._context.clock(), ready=ready)
+        waits = self.early.loaded(self.batcher.arrivals(), self._lane.clock(), ready=ready)
         if waits:
-            self._metrics.loaded(waits)
-            self._metrics.unloaded = False
+            self._lane.metrics.loaded(waits)
+            self._lane.metrics.unloaded = False
 
     def _send(self, rows: int, now: float) -> None:
         """Send the next `rows` rows as one batch, or as several if they exceed the batch's limit in bytes."""
@@ -252,9 +236,9 @@ class Dispatcher:
 
     def _why_late(self) -> str:
         """Return why a waiting request missed its deadline."""
-        if not self._context.owner.has_workers(self._state.pool):
-            return f"the deadline of the request passed while pool {self._state.pool} had no worker"
-        if not self._state.instances:
+        if not self._context.owner.has_workers(self._lane.pool):
+            return f"the deadline of the request passed while pool {self._lane.pool} had no worker"
+        if not self._lane.instances:
             return "the deadline of the request passed before its model was loaded"
         return "the request waited too long in the queue to meet its deadline"
 
@@ -266,8 +250,7 @@ class Dispatcher:
         rules.leave((request,))
         if rules.requeue_as_delayed(request, now):
             request.taken = False
-            rules.enter(request)
-            self.batcher.add(request, None if self._uniform else self._shape(request))
+            self._queue(request)
             return True
         if request.answer_by <= now:
             return False

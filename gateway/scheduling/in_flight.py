@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from millstream.gateway.scheduling.batching.dispatch import DispatchPolicy
-from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.lane_state import InFlightBatch, LaneState
-from millstream.gateway.scheduling.packer import Packer
-from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.request import Request
 from millstream.services.process.spin_wait import Spin
 from millstream.services.queue.sharing import LONG_LIFE_MS_MAX, LONG_S, Share, long_life_ms
@@ -27,13 +23,11 @@ COST_MS_MIN = 0.05  # least cost of a batch in its lane's share of the workers: 
 class BusyPoll:
     """Keeps the event loop turning while the reply to a lone batch is due: waking a sleeping process takes longer."""
 
-    __slots__ = ("_clock", "_polling", "_soon", "_spin", "_state", "_until")
+    __slots__ = ("_lane", "_polling", "_spin", "_until")
 
-    def __init__(self, state: LaneState, context: PoolContext) -> None:
-        self._spin = Spin(context.spin_s_max)
-        self._soon = context.soon
-        self._clock = context.clock
-        self._state = state
+    def __init__(self, lane: LaneState) -> None:
+        self._lane = lane
+        self._spin = Spin(lane.context.spin_s_max)
         self._polling = False
         self._until = 0.0
 
@@ -44,48 +38,33 @@ class BusyPoll:
             self._until = now + limit_s
             if not self._polling:
                 self._polling = True
-                self._soon(self._turn)
+                self._lane.context.soon(self._turn)
 
     def record_wait(self, seconds: float, requests: int) -> None:
         """Record how long the reply to a batch of `requests` took."""
         self._spin.record_wait(seconds, requests)
 
     def _turn(self) -> None:
-        self._polling = self._state.in_flight > 0 and self._clock() < self._until
+        self._polling = self._lane.in_flight > 0 and self._lane.clock() < self._until
         if self._polling:
-            self._soon(self._turn)
+            self._lane.context.soon(self._turn)
 
 
 class InFlight:
     """The batches in flight of one lane."""
 
-    __slots__ = (
-        "_context",
-        "_cooling",
-        "_long_until",
-        "_metrics",
-        "_packer",
-        "_policy",
-        "_poll",
-        "_state",
-        "_unproven",
-    )
+    __slots__ = ("_context", "_cooling", "_lane", "_long_until", "_poll", "_unproven")
 
-    def __init__(
-        self, state: LaneState, context: PoolContext, packer: Packer, policy: DispatchPolicy, metrics: LaneMetrics
-    ) -> None:
-        self._state = state
-        self._context = context
-        self._packer = packer
-        self._policy = policy
-        self._metrics = metrics
-        self._poll = BusyPoll(state, context)
+    def __init__(self, lane: LaneState) -> None:
+        self._lane = lane
+        self._context = lane.context
+        self._poll = BusyPoll(lane)
         self._unproven = PROVEN_RUNS  # batches of calls that are still to have short runs
         self._long_until = 0.0  # instant until which the lane counts as one with long runs
         self._cooling: deque[tuple[float, list[ShmSlice]]] = deque()  # (instant at which they are free, slices)
 
     def batches(self) -> list[InFlightBatch]:
-        return [batch for batch in self._context.pending.values() if batch.lane is self._state]
+        return [batch for batch in self._context.pending.values() if batch.lane is self._lane]
 
     def put(
         self, requests: list[Request], now: float, attempt: int = 1, losses: int = 0, *, deadlines: bool = True
@@ -99,13 +78,13 @@ class InFlight:
             losses: how often they, or their reply, were lost on the way before.
             deadlines: whether the worker gets their deadlines.
         """
-        context, policy, lane = self._context, self._policy, self._state
+        lane, context, policy = self._lane, self._context, self._lane.policy
         link = context.link
         rows = sum([request.rows for request in requests])
         run_s = policy.run_s(rows)
         name = link.new_name()
         redis_ms = now * 1000 + link.clock.offset_ms
-        packed = self._packer.pack(name, link.replies_key, requests, now, redis_ms, deadlines=deadlines)
+        packed = lane.packer.pack(name, link.replies_key, requests, now, redis_ms, deadlines=deadlines)
         ends = [request.deadline for request in requests]
         earliest = min(ends)
         batch = InFlightBatch(name, lane, requests, packed.slices, attempt, now, run_s, losses, earliest, max(ends))
@@ -120,12 +99,12 @@ class InFlight:
         # Readiness probes prove that the queue works. What was lost before takes the queue, which counts attempts.
         long_ms = self._long_ms(run_s, now, counted=counted)
         takes_queue = direct is None or not counted or attempt > 1 or losses or packed.blob or not deadlines or long_ms
-        if takes_queue or not direct.send(batch, packed.entry, policy.depth):  # type: ignore[union-attr]
+        if takes_queue or not direct(batch, packed.entry, policy.depth):  # type: ignore[misc]
             deadline_ms = redis_ms + (earliest - now) * 1000
             share = Share(max(run_s * 1000, COST_MS_MIN), rows / policy.batch_rows, counted, long_ms)
             link.put(lane.content_id, name, packed, deadline_ms, attempt, share)
         if packed.segment_bytes:
-            self._metrics.segment_bytes.add(packed.segment_bytes)
+            lane.metrics.segment_bytes.add(packed.segment_bytes)
         if len(context.pending) == 1:
             self._poll.begin(now)
 
@@ -150,7 +129,7 @@ class InFlight:
 
     def retry(self, requests: list[Request], attempt: int, losses: int = 0, *, deadlines: bool = True) -> None:
         """Send requests again that were in flight before. Arguments as in `put`."""
-        self.put(requests, self._context.clock(), attempt, losses, deadlines=deadlines)
+        self.put(requests, self._lane.clock(), attempt, losses, deadlines=deadlines)
 
     @property
     def connected(self) -> bool:
@@ -183,13 +162,13 @@ class InFlight:
         """Have the calls' batches returned that no worker has yet: the version is refused (Recovery.put_again)."""
         for batch in self.batches():
             if batch.direct is None and batch.requests[0].counted:
-                self._context.link.withdraw(self._state.content_id, batch.name, refused=True)
+                self._context.link.withdraw(self._lane.content_id, batch.name, refused=True)
 
     def replied(self, batch: InFlightBatch) -> float:
         """Record the reply to a batch, which frees its credit. Returns the current instant."""
         self._remove(batch)
-        self._state.replied_at = now = self._context.clock()
-        self._policy.estimator.replied(batch.run_s, now)
+        self._lane.replied_at = now = self._lane.clock()
+        self._lane.policy.estimator.replied(batch.run_s, now)
         self._poll.record_wait(now - batch.put_at, len(batch.requests))
         return now
 
@@ -199,17 +178,17 @@ class InFlight:
         `untouched`: no worker has its shared memory, or will have it.
         """
         self._remove(batch)
-        self._policy.estimator.removed(batch.run_s)
+        self._lane.policy.estimator.removed(batch.run_s)
         if batch.direct is None:
-            self._context.link.withdraw(self._state.content_id, batch.name)
+            self._context.link.withdraw(self._lane.content_id, batch.name)
         if untouched:
-            self._packer.free(batch.slices)
+            self._lane.packer.free(batch.slices)
         elif batch.slices:
             self._cool_down(batch.slices)
 
     def _remove(self, batch: InFlightBatch) -> None:
         del self._context.pending[batch.name]
-        self._state.in_flight -= 1
+        self._lane.in_flight -= 1
         if batch.direct is not None:
             batch.direct.outstanding.pop(batch.name, None)
         if batch.left:
@@ -226,14 +205,14 @@ class InFlight:
         if attempt > 1:
             self._cool_down(batch.slices)
         else:
-            self._packer.free(batch.slices)
+            self._lane.packer.free(batch.slices)
 
     def _cool_down(self, slices: list[ShmSlice]) -> None:
-        self._cooling.append((self._context.clock() + self._context.rest_s, slices))
-        self._context.timed.add(self._state)
+        self._cooling.append((self._lane.clock() + self._context.rest_s, slices))
+        self._context.timed.add(self._lane)
 
     def tick(self, now: float) -> bool:
         """Give back slices that have cooled down. Returns whether others are still cooling down."""
         while self._cooling and self._cooling[0][0] <= now:
-            self._packer.free(self._cooling.popleft()[1])
+            self._lane.packer.free(self._cooling.popleft()[1])
         return bool(self._cooling)

@@ -12,19 +12,16 @@ from contextlib import suppress
 from typing import Protocol
 
 from millstream.gateway.placement.refusals import PassedOn
-from millstream.gateway.scheduling.admission import Answers, LaneAdmission, LaneRefusal
+from millstream.gateway.scheduling.admission import Answers, Circuit, LaneAdmission, LaneRefusal
 from millstream.gateway.scheduling.batching.dispatch import DispatchPolicy
 from millstream.gateway.scheduling.batching.queue_policy import QueueRules
-from millstream.gateway.scheduling.circuit import Circuit
-from millstream.gateway.scheduling.completion import Completion
+from millstream.gateway.scheduling.completion import SUSPECT, Completion, Recovery
 from millstream.gateway.scheduling.dispatcher import Dispatcher
 from millstream.gateway.scheduling.in_flight import InFlight
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
-from millstream.gateway.scheduling.lane_state import LaneState
+from millstream.gateway.scheduling.lane_state import LaneState, PoolContext
 from millstream.gateway.scheduling.load_report import LaneLoad
 from millstream.gateway.scheduling.packer import Packer
-from millstream.gateway.scheduling.pool_context import PoolContext
-from millstream.gateway.scheduling.recovery import SUSPECT, Recovery
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.scheduling.split_requests import SplitRequest, Splits
 from millstream.gateway.tensors.outputs import no_rows
@@ -51,9 +48,9 @@ class OtherLanes(Protocol):
 class Lane:
     """The queue of one version in one pool. Call it only in the event loop.
 
-    `state`: what its parts and those who watch it know of it. `policy`: its batch sizes and credits. `completion` takes
-    the replies to its batches; `recovery` takes batches that were lost, refused or expired; `dispatcher` has the
-    requests that wait. `splits` are the requests with more rows than a run takes.
+    `state`: what its parts and those who watch it know of it. `completion` takes the replies to its batches; `recovery`
+    takes batches that were lost, refused or expired; `dispatcher` has the requests that wait. `splits` are the requests
+    with more rows than a run takes.
 
     Args:
         rules: the version's queue rules, if it needs them, which its lanes share; None: the lane has its own.
@@ -70,31 +67,23 @@ class Lane:
         others: OtherLanes | None = None,
     ) -> None:
         config, batching = manifest.config, manifest.signature.batching
-        self.manifest = manifest
-        self.content_id = manifest.content_id
-        self.pool = context.pool
-        self.link = context.link
+        self._rows_max = config.rows_max if batching else 1
+        rows_sent = min(self._rows_max, packer.rows_within(context.reply_bytes_max))
+        self.policy = policy = DispatchPolicy(config, rows_sent, batching=batching)
+        self.state = state = LaneState(manifest, context, packer, metrics, policy)
+        self.manifest, self.content_id, self.pool, self.link = manifest, state.content_id, state.pool, state.link
         self.metrics = metrics
         self._others = others
         self._context = context
-        self._packer = packer
-        self._rows_max = rows_max = config.rows_max if batching else 1
-        rows_sent = min(rows_max, packer.rows_within(context.reply_bytes_max))
-        self.state = state = LaneState(manifest, self.content_id, self.pool, self.link)
-        self.policy = policy = DispatchPolicy(config, rows_sent, batching=batching)
-        self.circuit = Circuit(manifest, metrics.refused, context.clock)
-        self._answers = Answers(state, context.admission, metrics, context.clock)
-        self._in_flight = InFlight(state, context, packer, policy, metrics)
-        self.dispatcher = Dispatcher(state, context, policy, self._in_flight, self._answers, metrics, rules)
-        self._batcher, self._rules = self.dispatcher.batcher, self.dispatcher.rules
-        self._admission = LaneAdmission(
-            state, context.rows_waiting_max, policy, self._batcher, self.circuit, context.quarantine, metrics
-        )
-        self.splits = Splits(state, context, policy, packer, self._admission, self.dispatcher, rows_max)
-        self.recovery = Recovery(state, self._in_flight, self._answers, self.circuit, context, self.dispatcher)
-        self.completion = Completion(
-            self._in_flight, self._answers, self.recovery, packer, metrics, context, self.dispatcher
-        )
+        self.circuit = circuit = Circuit(state)
+        self._answers = answers = Answers(state)
+        self._in_flight = in_flight = InFlight(state)
+        self.dispatcher = dispatcher = Dispatcher(state, in_flight, answers, rules)
+        self._batcher, self._rules = dispatcher.batcher, dispatcher.rules
+        self._admission = LaneAdmission(state, self._batcher, circuit)
+        self.splits = Splits(state, self._admission, dispatcher, self._rows_max)
+        self.recovery = Recovery(state, in_flight, answers, circuit, dispatcher)
+        self.completion = Completion(state, in_flight, answers, self.recovery, dispatcher)
 
     @property
     def ready(self) -> bool:
@@ -189,8 +178,8 @@ class Lane:
         if failed is not None:
             early.forget()
         self.metrics.unloaded = state.cold and not early.served
-        self._packer.batch_format = batch_format
-        self._packer.same_host = same_host
+        state.packer.batch_format = batch_format
+        state.packer.same_host = same_host
         self.policy.update(instances, profile, rows_efficient, batching_off=batching_off)
         self.splits.batching_off = batching_off
         self.metrics.batching_off(batching_off)

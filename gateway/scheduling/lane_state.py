@@ -1,17 +1,29 @@
-"""What is known of a lane, of its batches in flight, and of the workers that have some of them. Data."""
+"""What is known of a lane, of its batches in flight, and what the lanes of one pool share in a gateway. Data."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
-from millstream.gateway.scheduling.request import Request
+from millstream.gateway.access.gate import Gate
+from millstream.gateway.observing.finished import BatchTiming
+from millstream.gateway.observing.observer import BatchSink, Recorder
+from millstream.gateway.placement.demands import ColdLane, ColdRequest
+from millstream.gateway.scheduling.batching.coalescing import CpuPressure
+from millstream.gateway.scheduling.batching.dispatch import Contention, DispatchPolicy
+from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.packer import Packer
+from millstream.gateway.scheduling.quarantine import Quarantine
+from millstream.gateway.scheduling.request import Admission, Request
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.services.access.limits import Account
 from millstream.services.model.manifest import Manifest
 from millstream.services.queue.producer_link import ProducerLink
-from millstream.services.wire.batch import ShmSlice
+from millstream.services.segments.pool import SegmentPool
+from millstream.services.wire.batch import ReplyHeader, ShmSlice
 
 
 @dataclass(slots=True, eq=False)
@@ -19,9 +31,14 @@ class LaneState:
     """What the parts of one lane, and those who watch it, know of it. Instants are seconds on the lane's clock."""
 
     manifest: Manifest
-    content_id: str
-    pool: str
-    link: ProducerLink  # to the pool's Redis
+    context: PoolContext
+    packer: Packer
+    metrics: LaneMetrics
+    policy: DispatchPolicy  # batch sizes and credits
+    content_id: str = field(init=False)
+    pool: str = field(init=False)
+    link: ProducerLink = field(init=False)  # to the pool's Redis
+    clock: Callable[[], float] = field(init=False)
     failed: str | None = None  # why no instance can serve; None: one can
     #: when a worker tries a version again that it failed to load, in seconds on the Redis clock; 0: none does
     retry_at: float = 0.0
@@ -37,6 +54,10 @@ class LaneState:
     in_flight: int = 0  # batches that were put and have no reply yet
     replied_at: float = 0.0  # when the last reply came; 0 before the first
     rows_done: int = 0  # rows whose requests were answered, failed or left, and requests that were refused
+
+    def __post_init__(self) -> None:
+        self.content_id = self.manifest.content_id
+        self.pool, self.link, self.clock = self.context.pool, self.context.link, self.context.clock
 
 
 @dataclass(slots=True, eq=False)
@@ -70,3 +91,67 @@ class AttachedWorker:
     attached: bool = False  # whether it takes more batches
     heads: dict[str, bytes] = field(default_factory=dict)  # of messages, by lane, of this term
     outstanding: dict[str, InFlightBatch] = field(default_factory=dict)  # batches that it has, by name
+
+
+class SharedParts(NamedTuple):
+    """What the lanes of all pools share.
+
+    `segments`: shared memory for large tensors; None: all tensors go through Redis. `gate`: tells whether runs are
+    charged to keys.
+    """
+
+    admission: Admission
+    segments: SegmentPool | None
+    quarantine: Quarantine
+    gate: Gate
+    recorder: Recorder
+
+
+class LaneOwner(Protocol):
+    """What lanes ask of the router, which opened them."""
+
+    def load_for(self, lane: ColdLane, request: ColdRequest) -> None:
+        """Have the version of a lane without instances loaded for a request, or raise Failure."""
+
+    def load_again(self, lane: ColdLane) -> None:
+        """Have the version of a lane loaded again, whose last instance went while requests were on their way."""
+
+    def blame(self, pool: str, content_id: str, event: str) -> None:
+        """Count an event against a version. `event` names it, so that it counts once for all gateways."""
+
+    def has_workers(self, pool: str) -> bool:
+        """Return whether a pool has a live worker."""
+
+    def reads_newest(self, pool: str) -> bool:
+        """Return whether all live workers of a pool, at least one, read the newest batch format."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolContext:
+    """The parts and limits that the lanes of one pool share. Times are seconds."""
+
+    pool: str  # its name
+    link: ProducerLink  # to the pool's Redis
+    pending: dict[str, InFlightBatch]  # the gateway's batches in flight, by name
+    admission: Admission
+    quarantine: Quarantine
+    gate: Gate  # tells whether runs are charged to keys
+    owner: LaneOwner
+    rows_waiting_max: int  # limit on the waiting rows of each lane
+    spin_s_max: float  # longest time that the event loop busy-polls for a reply
+    rest_s: float  # cool-down of shared memory that a frozen worker may still write to
+    soon: Callable[[Callable[[], None]], object]  # schedules a function for the next turn of the event loop
+    later: Callable[[float, Callable[[int], None], int], object]  # schedules a call after some seconds
+    clock: Callable[[], float] = time.monotonic
+    pressure: CpuPressure = field(default_factory=CpuPressure)
+    contention: Contention = field(default_factory=Contention)
+    recorders: tuple[BatchSink, ...] = ()  # record batches that have their replies
+    batch_bytes_max: int = 64 << 20  # limit on the requests of a batch; a larger one is sent alone
+    reply_bytes_max: int = 256 << 20  # limit on the outputs of a batch, if their size is known
+    #: makes the timing of a batch, which its requests get; None: they get none
+    timing: Callable[[ReplyHeader, float, float, int], BatchTiming] | None = None
+    #: sends a batch to an idle worker on this host (DirectDispatch.send); None: all batches take the queue
+    direct: Callable[[InFlightBatch, bytes, int], bool] | None = None
+    timed: set[LaneState] = field(default_factory=set)  # as in LaneTable, as is the next one
+    used: set[LaneState] = field(default_factory=set)
+    early: set[LaneState] = field(default_factory=set)  # cold lanes with a request ahead (EarlyPut)

@@ -13,12 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from millstream.gateway.scheduling.circuit_breaker import CircuitBreaker
 from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
-from millstream.gateway.scheduling.expirer import TICK_S, Expirer
 from millstream.gateway.scheduling.lane_state import InFlightBatch
-from millstream.gateway.scheduling.lane_table import LaneTable
-from millstream.gateway.scheduling.reclaimer import Reclaimer
+from millstream.gateway.scheduling.lane_table import TICK_S, Expirer, LaneTable
+from millstream.gateway.scheduling.reclaimer import CircuitBreaker, Reclaimer
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry

@@ -1,6 +1,7 @@
-"""A request on its way through the gateway, and the responder that takes its answer. Pure data.
+"""A request on its way through the gateway, its permit to be in flight, and the responder that takes its answer.
 
 An adapter builds a Request with its Responder. The lane answers it once: with its batch, alone, or with a Failure.
+The permit travels with the request as `permit_bytes` and is released exactly once, when the request is done.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from millstream.gateway.access.principal import LIMITED, KeyCounters, Principal
-from millstream.gateway.observing.timing import BatchTiming
+from millstream.gateway.observing.finished import BatchTiming
 from millstream.gateway.scheduling.load_report import LaneLoad
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.access.limits import Account
-from millstream.services.errors import Failure
+from millstream.services.errors import Code, Failure
 from millstream.services.metrics.inference import Reason
+from millstream.services.metrics.registry import Counter, Gauge
 from millstream.services.model.manifest import Manifest
 from millstream.services.wire.batch import ReplyHeader
 
@@ -91,6 +93,61 @@ def bill(request: Request, principal: Principal) -> None:
         request.account = account
     principal.counters.rows.add(request.rows)
     request.key = principal.counters
+
+
+class Admission:
+    """Counts the requests and bytes in flight of one gateway. Refuses with UNAVAILABLE (503) when it is full.
+
+    Args:
+        requests_max: limit on the requests in flight.
+        bytes_max: limit on the bytes of their messages.
+        in_flight: shows the number of requests in flight.
+        refused: counts refused requests.
+    """
+
+    __slots__ = ("_bytes_max", "_gauge", "_refused", "_requests_max", "bytes", "closed", "requests")
+
+    def __init__(self, requests_max: int, bytes_max: int, in_flight: Gauge, refused: Counter) -> None:
+        self._requests_max = requests_max
+        self._bytes_max = bytes_max
+        self._gauge = in_flight
+        self._refused = refused
+        self.requests = 0
+        self.bytes = 0
+        self.closed = False  # True while draining: requests in flight are answered, new ones refused
+
+    def admit(self, request: Request, size_bytes: int) -> None:
+        """Give a request its permit, or raise Failure(UNAVAILABLE) with a time after which to retry."""
+        if self.requests >= self._requests_max or self.bytes + size_bytes > self._bytes_max or self.closed:
+            if self.closed:
+                self._refused.add()
+                raise Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1)
+            raise self._full()
+        self.requests += 1
+        self.bytes += size_bytes
+        request.permit_bytes = size_bytes
+        self._gauge.set(self.requests)
+
+    def extend(self, request: Request, size_bytes: int) -> None:
+        """Add bytes to the permit of a request, or raise Failure(UNAVAILABLE); a request alone may have any number."""
+        if self.bytes + size_bytes > self._bytes_max and self.requests > 1:
+            raise self._full()
+        self.bytes += size_bytes
+        request.permit_bytes += size_bytes
+
+    def _full(self) -> Failure:
+        self._refused.add()
+        return Failure(
+            Code.UNAVAILABLE,
+            f"the gateway is full: {self.requests} requests of {self.bytes} bytes are in flight; try again later",
+            retry_after_s=1,
+        )
+
+    def release(self, requests: Sequence[Request]) -> None:
+        """Release the permits of requests."""
+        self.requests -= len(requests)
+        self.bytes -= sum([request.permit_bytes for request in requests])
+        self._gauge.set(self.requests)
 
 
 class RequestLane(Protocol):

@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView, name_excerpt, version_number
-from millstream.gateway.observing.timing import BatchTiming
+from millstream.gateway.observing.finished import BatchTiming
 from millstream.gateway.placement.demands import ColdLane, ColdRequest, Demands
 from millstream.gateway.scheduling.batching.queue_policy import QueueRules
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.lane_state import PoolContext, SharedParts
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.packer import Packer
-from millstream.gateway.scheduling.pool_context import PoolContext, SharedParts
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.request import Responder
 from millstream.gateway.tensors.input_plans import InputPlans
@@ -263,7 +263,7 @@ class Router:
                 reply_bytes_max=self._settings.reply_bytes_max,
                 recorders=self._shared.recorder.batches,
                 timing=partial(BatchTiming, shown=self._settings.server_timing) if self._timed else None,
-                direct=None if direct is None else direct.workers,
+                direct=None if direct is None else direct.send,
                 timed=self._lanes.timed,
                 used=self._lanes.used,
             )

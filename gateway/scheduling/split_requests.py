@@ -17,11 +17,9 @@ import msgspec
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.observing.observer import guarded
 from millstream.gateway.scheduling.admission import LaneAdmission
-from millstream.gateway.scheduling.batching.dispatch import DEPTH, DispatchPolicy
+from millstream.gateway.scheduling.batching.dispatch import DEPTH
 from millstream.gateway.scheduling.dispatcher import Dispatcher
 from millstream.gateway.scheduling.lane_state import LaneState
-from millstream.gateway.scheduling.packer import Packer
-from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.request import LATE, Part, Request, RequestLane
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.gateway.tensors.row_parts import InputRows, JoinedOutputs
@@ -45,7 +43,7 @@ class SplitRequest:
         self.protocol = whole.responder.protocol
         self.parts: set[Part] = set()
         self.next_row = 0
-        self._inputs = InputRows(splits.state.manifest.signature.inputs, whole.inputs, whole.rows)
+        self._inputs = InputRows(splits.lane.manifest.signature.inputs, whole.inputs, whole.rows)
         self._outputs = JoinedOutputs(whole.rows)
         self._outputs_bytes = 0
         self._rows_joined = 0
@@ -96,7 +94,7 @@ class SplitRequest:
         splits.admit_outputs(self.whole, more_bytes, self._outputs_bytes)
         differs = self._outputs.add(part.first_row, reply)
         if differs is not None:
-            spec = self.splits.state.manifest.answered.outputs[differs]
+            spec = self.splits.lane.manifest.answered.outputs[differs]
             raise invalid(
                 f"output '{spec.name}' has the shape {list(reply[differs].shape)}, and other dimensions for other rows "
                 "of the request, which ran in parts: these outputs cannot be joined; send at most "
@@ -128,13 +126,13 @@ class SplitRequest:
             last = request.first_row + request.rows - 1
             failure = Failure(failure.code, f"in rows {request.first_row} to {last}: {failure.message}")
         self.splits.answers.fail((self.whole,), failure, reason)
-        self.splits.state.rows_done -= self._rows_joined  # which were counted before
+        self.splits.lane.rows_done -= self._rows_joined  # which were counted before
         self._close()
 
     def cancel(self) -> None:
         """Drop the request: its caller went away."""
         self.splits.answers.cancel(self.whole)
-        self.splits.state.rows_done -= self._rows_joined
+        self.splits.lane.rows_done -= self._rows_joined
         self._close()
 
     def _close(self) -> None:
@@ -152,33 +150,18 @@ class Splits:
     """The requests of one lane that run in parts. `open`: those that have no answer yet.
 
     Args:
-        state: of the lane.
-        context: of the lane's pool.
-        policy: the lane's batch sizes and credits.
-        packer: knows how large outputs are.
+        lane: the lane.
         admission: refuses parts of a version that cannot serve.
         dispatcher: takes the parts.
         rows_max: rows of the largest run; requests with more are split.
     """
 
-    def __init__(
-        self,
-        state: LaneState,
-        context: PoolContext,
-        policy: DispatchPolicy,
-        packer: Packer,
-        admission: LaneAdmission,
-        dispatcher: Dispatcher,
-        rows_max: int,
-    ) -> None:
+    def __init__(self, lane: LaneState, admission: LaneAdmission, dispatcher: Dispatcher, rows_max: int) -> None:
         self.open: set[SplitRequest] = set()
         self.rows_max = rows_max
         self.batching_off = False
-        self.state = state
+        self.lane = lane
         self.answers = dispatcher.answers
-        self._context = context
-        self._policy = policy
-        self._packer = packer
         self._admission = admission
         self._dispatcher = dispatcher
 
@@ -203,10 +186,10 @@ class Splits:
         """Raise Failure if a request cannot run in parts: INVALID, TOO_LARGE."""
         if self.batching_off:
             raise invalid(
-                f"rows of model '{self.state.manifest.model}' were found to influence each other: a request cannot run "
+                f"rows of model '{self.lane.manifest.model}' were found to influence each other: a request cannot run "
                 f"in parts, so it may have at most {self.rows_max} rows, not {request.rows}"
             )
-        self._check_outputs(request.rows * self._packer.row_bytes_known)
+        self._check_outputs(request.rows * self.lane.packer.row_bytes_known)
 
     def admit_outputs(self, request: Request, more_bytes: int, size_bytes: int) -> None:
         """Add `more_bytes` to the permit of a request whose outputs take `size_bytes` now.
@@ -215,10 +198,10 @@ class Splits:
         """
         self._check_outputs(size_bytes)
         if more_bytes:
-            self._context.admission.extend(request, more_bytes)
+            self.lane.context.admission.extend(request, more_bytes)
 
     def _check_outputs(self, size_bytes: int) -> None:
-        bytes_max = self._context.reply_bytes_max
+        bytes_max = self.lane.context.reply_bytes_max
         if size_bytes > bytes_max:
             raise Failure(Code.TOO_LARGE, too_large(size_bytes, bytes_max))
 
@@ -234,18 +217,18 @@ class Splits:
             split.splits.open.discard(split)
             split.splits, split.whole.lane = self, lane
             self.open.add(split)
-            self._context.timed.add(self.state)
+            self.lane.context.timed.add(self.lane)
 
     def fill(self, split: SplitRequest) -> None:
         """Let the next parts of a request wait, so that the lane's requests in parts keep all its slots busy.
 
         They share the slots, but each of them has a part in the lane.
         """
-        window = max(1, max(DEPTH, self._policy.credits) // len(self.open))
+        window = max(1, max(DEPTH, self.lane.policy.credits) // len(self.open))
         self._enter(split, window - len(split.parts))
 
     def _enter(self, split: SplitRequest, count: int) -> None:
-        parts = split.next_parts(count, self._policy.batch_rows, self._context.clock())
+        parts = split.next_parts(count, self.lane.policy.batch_rows, self.lane.clock())
         try:
             for part in parts:
                 self._admission.check_served(part)
@@ -253,7 +236,7 @@ class Splits:
             split.fail(split.whole, failure)
         else:
             split.parts.update(parts)
-            self._context.timed.add(self.state)
+            self.lane.context.timed.add(self.lane)
             self._dispatcher.enter(parts)
 
     def flush(self) -> None:
@@ -269,6 +252,6 @@ class Splits:
 
     def trace(self, request: Request, reply: Reply, header: ReplyHeader, put_at: float, now: float) -> None:
         """Trace a request that has all outputs, with the times of its last part."""
-        for recorder in self._context.recorders:
+        for recorder in self.lane.context.recorders:
             if recorder.on:
-                guarded(recorder.split, self.state.manifest, request, reply, header, put_at, now)
+                guarded(recorder.split, self.lane.manifest, request, reply, header, put_at, now)

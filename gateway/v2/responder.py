@@ -25,7 +25,7 @@ from millstream.gateway.connection.budgets import ReplyBudget
 from millstream.gateway.connection.error_reply import JSON_HEADERS, error_reply, internal_failure
 from millstream.gateway.connection.infer_handler import HttpReply, ReplyHeaders, reply_headers
 from millstream.gateway.http.compression import choose_encoding, compress
-from millstream.gateway.observing.timing import BatchTiming, server_timing
+from millstream.gateway.observing.finished import BatchTiming, server_timing
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
 from millstream.gateway.scheduling.request import FORM_HEADER, Request, RequestLane, served_by
 from millstream.gateway.tensors.output_options import Extensions, OutputOption

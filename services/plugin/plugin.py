@@ -122,7 +122,7 @@ class Plugin:
         grpc: methods of a service (gateway/grpc/methods/service.GrpcService).
         credentials: how callers without a key of ours are known (gateway/http/auth.Credentials).
         gateway: builders of a part of each gateway (gateway/parts.py).
-        recorder: builders of what records requests (gateway/observing/recorder.py).
+        recorder: builders of what records requests (gateway/observing/observer.py).
         client_memory: builder of the memory that clients pass tensors in (gateway/tensors/output_options.py).
         metrics_page: builders of functions that return further lines of the metrics page (gateway/metrics_page.py).
         v2_extensions: names of extensions that the metadata of the v2 protocol lists.

@@ -9,10 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from millstream.gateway.scheduling.circuit_breaker import CircuitBreaker
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.producer import Producer
-from millstream.gateway.scheduling.reclaimer import Reclaimer
+from millstream.gateway.scheduling.reclaimer import CircuitBreaker, Reclaimer
 from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.services.errors import Failure
 from millstream.services.metrics.registry import MetricsRegistry

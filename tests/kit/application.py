@@ -28,7 +28,7 @@ from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http.deps import Deps
-from millstream.gateway.observing.recorder import Recorder
+from millstream.gateway.observing.observer import Recorder
 from millstream.gateway.parts import GatewayParts, build_parts
 from millstream.gateway.scheduling.caller import caller_of
 from millstream.gateway.scheduling.lane_table import LaneTable

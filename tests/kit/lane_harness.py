@@ -7,17 +7,16 @@ from pathlib import Path
 
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.placement.demands import ColdLane, ColdRequest
-from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
 from millstream.gateway.scheduling.in_flight import PROVEN_RUNS
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.lane_state import PoolContext
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.packer import Packer
-from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.quarantine import Quarantine
-from millstream.gateway.scheduling.request import Request, Responder
+from millstream.gateway.scheduling.request import Admission, Request, Responder
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
@@ -129,7 +128,7 @@ class LaneBench:
             lambda: self.now,
             batch_bytes_max=BYTES_MAX // 2,
             reply_bytes_max=reply_bytes_max,
-            direct=None if direct is None else direct.workers,
+            direct=None if direct is None else direct.send,
             timed=self.lanes.timed,
             used=self.lanes.used,
         )

@@ -16,13 +16,13 @@ from millstream.gateway.access.gate import Gate
 from millstream.gateway.catalog.interfaces import ScaleView
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
-from millstream.gateway.observing.recorder import Recorder
+from millstream.gateway.observing.observer import Recorder
 from millstream.gateway.placement.demands import Demands
-from millstream.gateway.scheduling.admission import Admission
+from millstream.gateway.scheduling.lane_state import SharedParts
 from millstream.gateway.scheduling.lane_table import LaneTable
-from millstream.gateway.scheduling.pool_context import SharedParts
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.quarantine import Quarantine
+from millstream.gateway.scheduling.request import Admission
 from millstream.gateway.scheduling.router import Router
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers

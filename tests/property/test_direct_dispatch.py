@@ -28,7 +28,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from millstream.gateway.scheduling import attached_workers, direct_dispatch
+from millstream.gateway.scheduling import direct_dispatch
 from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.request import Request
@@ -404,14 +404,14 @@ def test_no_short_batch_of_a_lane_overtakes_a_long_one_that_took_the_queue(tmp_p
     async def test() -> None:
         lanes = LaneTable()
         dispatch = DirectDispatch(MetricsRegistry(None, "gateway"), lanes, never_asked)
-        bench = LaneBench(tmp_path, {1: 0.001, 8: 2 * attached_workers.RUN_S_MAX}, lanes=lanes, direct=dispatch)
+        bench = LaneBench(tmp_path, {1: 0.001, 8: 2 * direct_dispatch.RUN_S_MAX}, lanes=lanes, direct=dispatch)
         worker, gateway = attached(dispatch, bench)
         bench.lane.add(bench.request(8), 16 * 8)
         bench.add_requests(1)
         assert bench.put == [8, 1]
         for _ in range(2):
             bench.answer()
-        bench.now += attached_workers.LONG_PAUSE_S
+        bench.now += direct_dispatch.LONG_PAUSE_S
         bench.add_requests(1)
         assert bench.put == []
         assert worker.recv(MESSAGE_BYTES_MAX)

@@ -25,8 +25,8 @@ from hypothesis.stateful import (
 )
 
 from millstream.gateway.scheduling.batching.dispatch import DEPTH
+from millstream.gateway.scheduling.completion import ABANDON_S
 from millstream.gateway.scheduling.lane import Lane
-from millstream.gateway.scheduling.recovery import ABANDON_S
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Code, Failure

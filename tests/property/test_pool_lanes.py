@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 
-from millstream.gateway.scheduling.recovery import ABANDON_S
+from millstream.gateway.scheduling.completion import ABANDON_S
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import ModelConfig

@@ -12,8 +12,7 @@ import pytest
 
 from millstream.gateway.observing import access_log as module
 from millstream.gateway.observing.access_log import AccessLog, block_writer, json_text, stdout_writer, text_line
-from millstream.gateway.observing.finished import Finished, Run
-from millstream.gateway.observing.timing import BatchTiming
+from millstream.gateway.observing.finished import BatchTiming, Finished, Run
 from millstream.services.metrics.catalogue import ACCESS_LINES_DROPPED
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.supervisor.log import LogFile

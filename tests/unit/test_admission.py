@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.gateway.scheduling.admission import Admission
-from millstream.gateway.scheduling.request import Request
+from millstream.gateway.scheduling.request import Admission, Request
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry

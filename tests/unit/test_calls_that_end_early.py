@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.gateway.scheduling.recovery import ABANDON_S
+from millstream.gateway.scheduling.completion import ABANDON_S
 from millstream.gateway.scheduling.request import Request
 from millstream.services.access.document import Limits
 from millstream.services.access.limits import Account

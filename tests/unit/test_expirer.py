@@ -9,14 +9,13 @@ from typing import cast
 
 import pytest
 
-from millstream.gateway.scheduling import expirer
-from millstream.gateway.scheduling.expirer import Expirer
+from millstream.gateway.scheduling import lane_table
 from millstream.gateway.scheduling.lane_state import InFlightBatch
-from millstream.gateway.scheduling.lane_table import LaneTable
+from millstream.gateway.scheduling.lane_table import Expirer, LaneTable
 
 
 def test_a_batch_in_flight_wakes_the_expirer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expirer, "IDLE_S", 1e6)
+    monkeypatch.setattr(lane_table, "IDLE_S", 1e6)
 
     async def work() -> None:
         lanes, ticked = LaneTable(), asyncio.Event()

@@ -9,7 +9,7 @@ import pytest
 
 from millstream.gateway.scheduling.admission import CANNOT_SERVE_RETRY_S, RETRY_S_MIN
 from millstream.gateway.scheduling.batching.dispatch import DEPTH, IN_USE_S, LONG_RUN_S, SHORT_RUN_S, TURN_S
-from millstream.gateway.scheduling.recovery import DOUBT_S, LOSSES_MAX
+from millstream.gateway.scheduling.completion import DOUBT_S, LOSSES_MAX
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import ModelConfig

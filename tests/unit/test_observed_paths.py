@@ -12,10 +12,9 @@ import pytest
 from millstream.gateway.connection.error_reply import JSON_HEADERS
 from millstream.gateway.connection.fast_path import FastPathProtocol
 from millstream.gateway.connection.infer_handler import HttpReply
-from millstream.gateway.observing import observed_protocol
+from millstream.gateway.observing import observed_http
 from millstream.gateway.observing.finished import PATH_MAX, Finished
-from millstream.gateway.observing.observed_app import ObservedApp
-from millstream.gateway.observing.observed_protocol import with_observer
+from millstream.gateway.observing.observed_http import ObservedApp, with_observer
 from millstream.gateway.observing.observer import Observer, Wants
 from millstream.plugins.tracing.sampler import HeadSampler, Sampler
 
@@ -55,7 +54,7 @@ def test_the_path_of_a_route() -> None:
 
 def test_an_observer_replaces_nothing_of_the_fast_path_but_what_it_observes() -> None:
     """A method of its own had the name of one of the fast path, which then called it."""
-    own = {name for name in vars(observed_protocol._Observed) if not name.startswith("__")}
+    own = {name for name in vars(observed_http._Observed) if not name.startswith("__")}
     assert {name for name in own if hasattr(FastPathProtocol, name)} == {"_submit", "_answer", "connection_lost"}
 
 

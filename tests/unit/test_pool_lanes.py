@@ -9,8 +9,8 @@ import pytest
 
 from millstream.gateway.placement.demands import ColdLane, ColdRequest
 from millstream.gateway.placement.refusals import PassedOn
+from millstream.gateway.scheduling.completion import SUSPECT
 from millstream.gateway.scheduling.quarantine import DIED
-from millstream.gateway.scheduling.recovery import SUSPECT
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics import catalogue

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.gateway.scheduling.batching.dispatch import DEPTH
+from millstream.gateway.scheduling.completion import ABANDON_S
 from millstream.gateway.scheduling.lane_state import InFlightBatch
-from millstream.gateway.scheduling.recovery import ABANDON_S
 from millstream.gateway.scheduling.request import Part, Request
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import OutputTensor, own_copies

@@ -14,8 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
-from millstream.gateway.observing.finished import Finished, Run
-from millstream.gateway.observing.timing import BatchTiming
+from millstream.gateway.observing.finished import BatchTiming, Finished, Run
 from millstream.plugins.tracing.gateway import tracer as module
 from millstream.plugins.tracing.gateway.request_spans import SpanMaker
 from millstream.plugins.tracing.gateway.tracer import Tracer

@@ -19,8 +19,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from millstream.gateway.observing.finished import Finished, Run
-from millstream.gateway.observing.timing import BatchTiming
+from millstream.gateway.observing.finished import BatchTiming, Finished, Run
 from millstream.services.traceparent import context_of
 from millstream.services.version import VERSION
 from millstream.services.wire.batch import ReplyHeader

@@ -1,6 +1,8 @@
-"""The fast path's protocol class with an observer. A gateway without observer has the plain class.
+"""The requests over HTTP as an observer sees them: those of all routes, and those of the fast path.
 
-_submit: instant, trace ─> InferHandler ……… _answer: status, bytes, the lane's times ─> Observer.finish
+ObservedApp, a middleware: started ─> route ─> reply has ended ─> Observer.finish
+with_observer, of the protocol class: _submit: instant, trace ─> InferHandler ……… _answer: status, bytes ─> the same
+A gateway without observer has neither.
 """
 
 from __future__ import annotations
@@ -9,11 +11,77 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, ClassVar, TypeVar
 
+from millstream.gateway.access.principal import caller_name
+from millstream.gateway.connection.exchange import METHOD
 from millstream.gateway.connection.http_counts import INFER_ROUTE, INFER_VERSION_ROUTE
 from millstream.gateway.connection.infer_handler import HttpReply
 from millstream.gateway.connection.reply_order import RequestCycle
-from millstream.gateway.observing.finished import CANCELLED_STATUS, FAILED_HTTP, PATH_MAX, Finished
+from millstream.gateway.observing.finished import CANCELLED_STATUS, FAILED_HTTP, PATH_MAX, TICKETS, Finished
 from millstream.gateway.observing.observer import Observer, Takers
+from millstream.services.process.request_id import REQUEST_ID, TRACE
+from millstream.services.traceparent import usable_traceparent
+
+
+class ObservedApp:
+    """Passes each request to `app`, and to the observer when its reply has ended."""
+
+    def __init__(self, app: Any, observer: Observer) -> None:
+        self.app = app
+        self._observer = observer
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = monotonic()
+        sent = None
+        for name, value in scope["headers"]:
+            if name == b"traceparent":
+                sent = usable_traceparent(value)
+        trace = self._observer.trace(sent)
+        TRACE.set(trace)
+        tickets: list[Any] = []
+        TICKETS.set(tickets)
+        status, size = 0, 0
+
+        async def observed(message: Any) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self.app(scope, receive, observed)
+        except Exception:
+            status = status or 500
+            raise
+        finally:
+            status = status or CANCELLED_STATUS
+            method = scope.get(METHOD, scope["method"])
+            ended = monotonic()
+            takers = self._observer.takers(
+                trace, started, ended, failed=status in FAILED_HTTP, reads=method in {"GET", "HEAD"}
+            )
+            if takers:
+                client = scope.get("client")
+                finished = Finished(
+                    "http",
+                    method,
+                    getattr(scope.get("route"), "path_format", ""),
+                    scope["path"][:PATH_MAX],
+                    status,
+                    started,
+                    ended,
+                    REQUEST_ID.get(),
+                    trace,
+                    client[0] if client else "",
+                    size,
+                    caller_name(),
+                )
+                self._observer.finish(takers, finished, tickets)
+
 
 _Protocol = TypeVar("_Protocol", bound=type)
 
