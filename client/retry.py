@@ -15,7 +15,7 @@ from millstream.client.call import NO_REPLY, Call, Pause, Reply, Steps, T, Timeo
 from millstream.client.errors import Cause, ConnectionFailed, ServerError, Timeout
 from millstream.client.replies import failure_of
 from millstream.services.errors import Failure, invalid
-from millstream.services.process.backoff import backoff_s
+from millstream.services.process.waits import backoff_s
 
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 5.0

@@ -22,7 +22,7 @@ from millstream.gateway.gateway import Gateway
 from millstream.gateway.listeners import grpc_server, http_config, http_protocol
 from millstream.gateway.scheduling.readiness import Preloads
 from millstream.services.errors import Failure
-from millstream.services.process.descriptors import keep_from_children
+from millstream.services.process.inheritance import keep_from_children
 from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.private_files import create_files_private
 from millstream.services.process.sign_of_life import SignOfLife

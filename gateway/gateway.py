@@ -48,7 +48,7 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
 from millstream.services.plugin.registry import contributions
-from millstream.services.process.cancel import cancel_all
+from millstream.services.process.cancellation import cancel_all
 from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.process.log_level import LogLevel
 from millstream.services.queue.cluster_state import ClusterState

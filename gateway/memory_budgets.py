@@ -11,8 +11,8 @@ from millstream.gateway.scheduling.request import Admission
 from millstream.services.installation import shm_prefix
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.process.allocator import IdleTrim, resident_bytes, trim
-from millstream.services.process.ticks import next_tick
+from millstream.services.process.process_memory import IdleTrim, resident_bytes, trim
+from millstream.services.process.waits import next_tick
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.segment import remove_leftovers
 from millstream.services.segments.shared_buffers import SHARE, SharedBuffers

@@ -15,7 +15,7 @@ from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.process.ticks import next_tick
+from millstream.services.process.waits import next_tick
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.death_notices import Death
 from millstream.services.wire.worker_id import pool_of

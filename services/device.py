@@ -16,8 +16,7 @@ from pathlib import Path
 
 from millstream.services.environment import visible_gpus
 from millstream.services.metrics.gpus import GpuDescription, describe_gpu, gpu_use
-from millstream.services.process.cpu_share import cpu_share
-from millstream.services.process.memory_share import total_bytes
+from millstream.services.process.machine_share import cpu_share, total_bytes
 from millstream.services.wire.records import DeviceRecord
 
 CPUINFO = Path("/proc/cpuinfo")

@@ -19,7 +19,7 @@ from millstream.services.environment import ENVIRONMENT, PORT, platform_port
 from millstream.services.errors import Failure, invalid
 from millstream.services.nearest_names import did_you_mean
 from millstream.services.plugin.registry import contributions
-from millstream.services.process.memory_share import parse_memory
+from millstream.services.process.machine_share import parse_memory
 from millstream.services.secret_files import SecretFiles, file_variable
 
 T = TypeVar("T")

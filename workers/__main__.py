@@ -26,7 +26,6 @@ if __name__ == "__main__":
 
 from millstream.services.access.access_keys import AccessKeys
 from millstream.services.allowed_hosts import AllowedHosts
-from millstream.services.crashes.exit_status import LOAD_STUCK
 from millstream.services.crashes.load_marks import LoadMarks
 from millstream.services.crashes.run_marks import RunMark, runs_dir
 from millstream.services.device import find_device, installed_packages, missing_for
@@ -36,14 +35,14 @@ from millstream.services.metrics.exposition import serve
 from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.plugin.registry import contributions
-from millstream.services.process.allocator import use_one_arena
-from millstream.services.process.cpu_share import cpus
+from millstream.services.process.exit_status import LOAD_STUCK
 from millstream.services.process.log_level import LogLevel
 from millstream.services.process.logs import configure_logs, exit_message
-from millstream.services.process.memory_share import worker_budget
+from millstream.services.process.machine_share import cpus, worker_budget
 from millstream.services.process.private_files import create_files_private
+from millstream.services.process.process_memory import use_one_arena
 from millstream.services.process.sign_of_life import SignOfLife
-from millstream.services.process.spin_wait import Spin
+from millstream.services.process.waits import Spin
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.log_levels import InstallationLevel
 from millstream.services.queue.pipeline import RedisClock

@@ -12,8 +12,8 @@ import os
 import threading
 from collections.abc import Callable
 
-from millstream.services.crashes.exit_status import RUN_STUCK
 from millstream.services.errors import Failure
+from millstream.services.process.exit_status import RUN_STUCK
 from millstream.services.queue.scripts import ATTEMPTS_MAX
 from millstream.workers.batches.consumer import Consumer, Finished
 from millstream.workers.batches.lease import LeaseValidity

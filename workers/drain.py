@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from millstream.services.process.second_signal import end_at_once
+from millstream.services.process.exit_status import end_at_once
 
 log = logging.getLogger("millstream.drain")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from millstream.services.errors import Failure
-from millstream.services.process.backoff import Backoff
+from millstream.services.process.waits import Backoff
 from millstream.services.wire.records import InstanceRecord, WorkerRecord
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.batches.lease import LeaseValidity

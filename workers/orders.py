@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from millstream.services.errors import Failure
-from millstream.services.process.backoff import Backoff
+from millstream.services.process.waits import Backoff
 from millstream.services.wire.orders import Order, OrderReason
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.residency.residency import Residency

@@ -10,8 +10,8 @@ import threading
 import time
 
 from millstream.services.errors import Failure
-from millstream.services.process.backoff import with_jitter
-from millstream.services.process.low_priority import lower_priority
+from millstream.services.process.threads import lower_priority
+from millstream.services.process.waits import with_jitter
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.records import State
 from millstream.workers.models.loaded_models import LoadedModels

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
-from millstream.services.process.allocator import trim
+from millstream.services.process.process_memory import trim
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.verdicts import Verdict
 from millstream.workers.batches.live_check import Outcome

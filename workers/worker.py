@@ -15,7 +15,7 @@ from typing import Any
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
-from millstream.services.process.backoff import Backoff
+from millstream.services.process.waits import Backoff
 from millstream.services.queue.pipeline import RedisClock
 from millstream.services.queue.remote_links import RECEIPT_S_MAX
 from millstream.services.wire.batch import AGAIN, ENDLESS

@@ -13,7 +13,7 @@ import typer
 from millstream.client.cli.failures import usage_of, wrong_usage
 from millstream.client.cli.options import Endpoint, Json, Key, server_address
 from millstream.client.cli.terminal import emit, escape, results, show_rows, size
-from millstream.services.process.memory_share import parse_size
+from millstream.services.process.machine_share import parse_size
 
 _PATH = "/admin/v1/keys"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -29,7 +29,7 @@ from millstream.services.metrics import catalogue
 from millstream.services.metrics.catalogue import KEY_EXPIRY, REQUESTS_REFUSED
 from millstream.services.metrics.registry import Counter, MetricsRegistry
 from millstream.services.process.logs import about
-from millstream.services.process.ticks import next_tick
+from millstream.services.process.waits import next_tick
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.limited_client import without_redis_after
 from millstream.services.settings import Settings

@@ -16,7 +16,7 @@ from typing import Any
 from millstream.services.access.audit_log import AuditLog, Who, audit_entry
 from millstream.services.errors import Failure
 from millstream.services.process.audit import Changes
-from millstream.services.process.storage_threads import in_storage_thread
+from millstream.services.process.threads import in_storage_thread
 
 log = logging.getLogger("millstream.admin")
 

@@ -35,7 +35,7 @@ from millstream.services.access.document import (
 from millstream.services.access.scopes import Need, check_scope
 from millstream.services.access.secret import ID_BYTES, PREFIX, SALT_BYTES, format_key, hash_secret
 from millstream.services.process.audit import audit
-from millstream.services.process.storage_threads import in_storage_thread
+from millstream.services.process.threads import in_storage_thread
 
 NAME_RULE = "a key's name has 1 to 64 letters (A-Z, a-z), digits, '.', '_' and '-', and begins with a letter or a digit"
 EXPIRY_S_MAX = 100 * 365 * 24 * 3600.0

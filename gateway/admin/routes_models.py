@@ -26,7 +26,7 @@ from millstream.services.model.manifest import LABELS_MAX
 from millstream.services.model.usage import usage_of
 from millstream.services.plugin.registry import contributions
 from millstream.services.process.audit import audit, audited
-from millstream.services.process.storage_threads import in_storage_thread
+from millstream.services.process.threads import in_storage_thread
 from millstream.services.repository import endpoint_changes
 from millstream.services.wire.records import State
 

@@ -25,7 +25,7 @@ from millstream.services.access.scopes import Need
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import EndpointPlacement
 from millstream.services.process.audit import audit, audited
-from millstream.services.process.storage_threads import in_storage_thread
+from millstream.services.process.threads import in_storage_thread
 from millstream.services.queue.cluster_state import Leader
 from millstream.services.repository import endpoint_changes
 

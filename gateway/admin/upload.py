@@ -34,7 +34,7 @@ from millstream.services.model.manifest import Manifest, ModelConfig, QueuePolic
 from millstream.services.model.names import check_name
 from millstream.services.nearest_names import unknown_key
 from millstream.services.process.audit import audit, audited
-from millstream.services.process.storage_threads import in_storage_thread
+from millstream.services.process.threads import in_storage_thread
 from millstream.services.wire.records import State
 
 _SCHEME = "file"

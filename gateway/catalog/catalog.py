@@ -19,9 +19,8 @@ from millstream.gateway.catalog.standby import Standby
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.placement.pools import PoolTraits, kinds_of, learn, pools_of
-from millstream.services.process.backoff import with_jitter
-from millstream.services.process.cancel import cancel_all
-from millstream.services.process.uninterruptible import uninterrupted
+from millstream.services.process.cancellation import cancel_all, uninterrupted
+from millstream.services.process.waits import with_jitter
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.limited_client import FAREWELL_S_MAX, without_redis_after
 from millstream.services.repository.folder import FolderRepository

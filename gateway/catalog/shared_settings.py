@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millstream.services.errors import Code, Failure
-from millstream.services.process.ticks import next_tick
+from millstream.services.process.waits import next_tick
 from millstream.services.repository.disk import FileLock, storage_errors, try_lock
 
 log = logging.getLogger("millstream.settings")

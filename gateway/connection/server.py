@@ -25,8 +25,8 @@ import uvicorn
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.tls_connection import Handshakes
 from millstream.services.errors import Failure
+from millstream.services.process.exit_status import end_at_once
 from millstream.services.process.logs import about, exit_message
-from millstream.services.process.second_signal import end_at_once
 from millstream.services.process.sign_of_life import SignOfLife
 
 log = logging.getLogger("millstream.gateway")

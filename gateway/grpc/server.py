@@ -23,7 +23,7 @@ from millstream.gateway.grpc.handlers import MethodTable
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http2.limits import Limits
 from millstream.services.errors import Code, Failure
-from millstream.services.process.ticks import next_tick
+from millstream.services.process.waits import next_tick
 from millstream.services.settings import Settings
 
 DRAIN_POLL_S = 0.05

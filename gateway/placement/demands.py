@@ -24,7 +24,7 @@ from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.line import ready_in_s
 from millstream.services.placement.views import Footprint, Refusal
-from millstream.services.process.cancel import cancel_all
+from millstream.services.process.cancellation import cancel_all
 from millstream.services.queue.pipeline import RedisClock
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State, WorkerRecord

@@ -9,7 +9,7 @@ from collections import deque
 
 from millstream.gateway.scheduling.lane_state import InFlightBatch, LaneState
 from millstream.gateway.scheduling.request import Request
-from millstream.services.process.spin_wait import Spin
+from millstream.services.process.waits import Spin
 from millstream.services.queue.sharing import LONG_LIFE_MS_MAX, LONG_S, Share, long_life_ms
 from millstream.services.wire.batch import ShmSlice
 

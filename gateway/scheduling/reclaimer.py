@@ -17,8 +17,8 @@ from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.process.cancel import cancel_all
-from millstream.services.process.ticks import next_tick
+from millstream.services.process.cancellation import cancel_all
+from millstream.services.process.waits import next_tick
 from millstream.services.queue.death_notices import Death
 from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.queue.scripts import ATTEMPTS_MAX, script, script_call

@@ -27,7 +27,7 @@ from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.services.errors import invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.usage import IDS, MASK, TEXT, TYPES
-from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.process.threads import run_in_thread_if_large
 
 _LENGTH = struct.Struct("<I")
 _ID_BYTES = 8

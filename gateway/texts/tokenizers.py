@@ -22,7 +22,7 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.usage import TOKENIZER
 from millstream.services.model.version_files import read_inside
-from millstream.services.process.uninterruptible import uninterrupted
+from millstream.services.process.cancellation import uninterrupted
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.tokenizer.client import FILE_BYTES_MAX, RUN_S_MAX, TokenizerEnded, TokenizerProcess
 from millstream.services.tokenizer.process import MEMORY_BYTES_MAX, Encoded, Limits, split_ids

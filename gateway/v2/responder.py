@@ -45,7 +45,7 @@ from millstream.services.errors import Failure, invalid
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.model.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.process.threads import run_in_thread_if_large
 
 __all__ = ["V2Encoder"]
 

@@ -32,8 +32,8 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.version_files import overwritten, read_label_names
-from millstream.services.process.offload import run_in_thread_if_large
 from millstream.services.process.request_id import request_context
+from millstream.services.process.threads import run_in_thread_if_large
 from millstream.services.traceparent import Trace
 
 log = logging.getLogger("millstream.infer")

@@ -17,10 +17,9 @@ from contextlib import suppress
 
 from pydantic import BaseModel
 
-from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.environment import library_environment
-from millstream.services.sandbox.folder_watch import WATCH_S
-from millstream.services.sandbox.group_watch import GroupWatch
+from millstream.services.process.exit_status import describe_exit
+from millstream.services.sandbox.group_watch import WATCH_S, GroupWatch
 
 LINE_BYTES_MAX = 1 << 20  # of a reply; a longer one ends the process
 STDERR_BYTES_KEPT = 8192  # the end of what a process wrote to its standard error

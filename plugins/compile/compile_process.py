@@ -23,8 +23,8 @@ from millstream.plugins.compile.targets.base import Target
 from millstream.services.errors import Failure, invalid
 from millstream.services.metrics.gpus import close_driver
 from millstream.services.model.signature import needed_inputs
-from millstream.services.process.group_guard import group_guard
-from millstream.services.process.low_priority import lower_process
+from millstream.services.process.inheritance import group_guard
+from millstream.services.process.threads import lower_process
 from millstream.services.sandbox.confine import Limits, begin, confine, serve_task
 
 ERROR_CHARACTERS_MAX = 600

@@ -23,8 +23,7 @@ from millstream.plugins.compile.child import Child, FailedError
 from millstream.plugins.compile.compile_task import SCRATCH, CompileOutcome, CompileTask
 from millstream.plugins.compile.targets import get_target
 from millstream.services.errors import Failure, invalid
-from millstream.services.sandbox.folder_watch import FolderWatch
-from millstream.services.sandbox.group_watch import GroupWatch
+from millstream.services.sandbox.group_watch import FolderWatch, GroupWatch
 
 #: All processes of a compilation together may use so many times what each one may: a driver waits for its compiler.
 GROUP_MEMORY = 1.5

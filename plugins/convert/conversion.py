@@ -22,15 +22,14 @@ from millstream.plugins.convert.base import SCRATCH, Importer
 from millstream.plugins.convert.import_process import ImportReport, ImportTask
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import FORKS
-from millstream.services.ingest.confined_process import IMPORT_ROOT, confined_environment, printed, run_process
-from millstream.services.ingest.forked_check import Ended, Forker, Program, WatchOf
+from millstream.services.ingest.forked_check import Forker, Program
 from millstream.services.ingest.importers import IMPORTED, SOURCE, ImportOptions
-from millstream.services.ingest.report import Converted, Recognised, Rejection
+from millstream.services.ingest.report import Converted, Recognised, Rejection, printed
 from millstream.services.process.audit import caller
 from millstream.services.process.caller_slots import CallerSlots
 from millstream.services.repository.disk import is_full, storage_failure
-from millstream.services.sandbox.folder_watch import FolderWatch
-from millstream.services.sandbox.group_watch import GroupWatch
+from millstream.services.sandbox.child import IMPORT_ROOT, Ended, WatchOf, confined_environment, run_confined
+from millstream.services.sandbox.group_watch import FolderWatch, GroupWatch
 from millstream.services.settings import Settings
 
 log = logging.getLogger("millstream.import")
@@ -111,7 +110,7 @@ async def _run(task: ImportTask, rehearsal: str, watch_of: WatchOf) -> Ended:
             return ended
         for name in (IMPORTED, SCRATCH):  # of an import that was ended with its fork server
             await asyncio.to_thread(shutil.rmtree, task.folder / name, ignore_errors=True)
-    return await run_process(_MODULE, task.folder, document, _environment(), watch_of)
+    return await run_confined(_MODULE, task.folder, document, _environment(), watch_of)
 
 
 @cache

@@ -1,6 +1,6 @@
 """The process that converts a model of another framework, which may execute what was uploaded.
 
-python -m millstream.plugins.convert.import_process FOLDER PARENT, or forked where the framework is loaded already
+python -m millstream.plugins.convert.import_process FOLDER --parent PID, or forked where the framework is loaded already
 ImportTask (JSON on standard input) ─> sandbox ─> Importer.convert ─> samples to files ─> ImportReport (standard output)
 `convert.conversion` starts it and enforces limits. A model may take it over, so its report is untrusted: every field is
 bounded, and paths stay below the folder.
@@ -28,7 +28,7 @@ from millstream.services.ingest.import_samples import write_samples
 from millstream.services.ingest.importers import IMPORTED, LABELS, ImportOptions, Source, importers, resolve
 from millstream.services.ingest.report import SAMPLES_MAX, Converted, PathBelow, Rejection, Text, one_line
 from millstream.services.model.manifest import CATEGORIES_MAX, COLUMNS_MAX, ColumnCategories
-from millstream.services.process.low_priority import NICE
+from millstream.services.process.threads import NICE
 from millstream.services.repository.disk import is_full, is_of_disk, storage_failure
 from millstream.services.sandbox.confine import Layers, Limits, confine, serve_forked
 

@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 
 from millstream.plugins.convert.onnx_export import import_torch
-from millstream.services.process.low_priority import NICE
+from millstream.services.process.threads import NICE
 
 
 def load_torch() -> None:

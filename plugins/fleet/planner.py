@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from millstream.plugins.fleet.planned import Plan, ServedVersion
 from millstream.plugins.fleet.planning_round import Holder, PlanningRound
-from millstream.services.placement.eviction import evictable
 from millstream.services.placement.fleet import SPREAD_WORTH
+from millstream.services.placement.room import evictable
 from millstream.services.placement.usage import Usage
 from millstream.services.placement.views import WorkerView
 from millstream.services.wire.orders import OrderReason

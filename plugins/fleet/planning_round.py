@@ -13,10 +13,9 @@ from dataclasses import replace
 from functools import cached_property
 
 from millstream.plugins.fleet.planned import PlannedOrder, ServedVersion
-from millstream.services.placement.eviction import evictable
 from millstream.services.placement.fleet import Fleet
 from millstream.services.placement.prediction import expected, reduced
-from millstream.services.placement.room import Room
+from millstream.services.placement.room import Room, evictable
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, WorkerView
 from millstream.services.wire.orders import OrderReason
 

@@ -17,7 +17,7 @@ from millstream.plugins.fleet.controller.loops import LOGGER, NAME, ControllerLo
 from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.plugins.fleet.scaling import ScaleDecision, is_fresh
 from millstream.services.errors import Failure
-from millstream.services.process.cancel import cancel_all
+from millstream.services.process.cancellation import cancel_all
 from millstream.services.process.log_level import LogLevel
 from millstream.services.queue.limited_client import FAREWELL_S_MAX, without_redis_after
 from millstream.services.queue.log_levels import InstallationLevel

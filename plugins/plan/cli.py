@@ -214,7 +214,7 @@ def _fleet(
 
 
 def _memory_bytes(text: str | None, known: KnownModels) -> int:
-    from millstream.services.process.memory_share import EVERY_POOL, parse_memory
+    from millstream.services.process.machine_share import EVERY_POOL, parse_memory
 
     if text is None and known.memory_bytes:
         return known.memory_bytes

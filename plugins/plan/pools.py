@@ -9,7 +9,7 @@ from millstream.plugins.plan.simulation.fleet_options import SimulatedPool
 from millstream.plugins.plan.simulation.models import SimulatedModel
 from millstream.services.nearest_names import nearest
 from millstream.services.placement.pools import unknown_pool
-from millstream.services.process.memory_share import parse_size
+from millstream.services.process.machine_share import parse_size
 
 WORKERS_MAX = 10_000
 POOLS_MAX = 16

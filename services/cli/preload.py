@@ -24,7 +24,7 @@ from millstream.client.upload import ModelFiles
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.names import check_name
 from millstream.services.plugin.registry import contributions
-from millstream.services.process.backoff import with_jitter
+from millstream.services.process.waits import with_jitter
 
 if TYPE_CHECKING:
     from millstream.services.settings import Settings

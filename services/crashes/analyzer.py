@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.services.crashes.exit_status import LOAD_STUCK, RUN_STUCK, describe_exit
 from millstream.services.crashes.load_marks import record_death, take_stale_marks
 from millstream.services.crashes.run_marks import take_fatal_run
 from millstream.services.errors import Failure
+from millstream.services.process.exit_status import LOAD_STUCK, RUN_STUCK, describe_exit
 from millstream.services.queue.death_notices import Death
 from millstream.services.repository.folder import FolderRepository
 

@@ -19,12 +19,10 @@ from pydantic import ValidationError
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_slots import check_slot
-from millstream.services.ingest.confined_process import IMPORT_ROOT, confined_environment, printed, run_process
-from millstream.services.ingest.forked_check import Ended, Forker, Program
+from millstream.services.ingest.forked_check import Forker, Program
 from millstream.services.ingest.needed_files import keep_only
 from millstream.services.ingest.report import (
     COMPILED,
-    REPORT_BYTES_MAX,
     REWRITE_BYTES,
     UPLOAD,
     CheckedModel,
@@ -33,11 +31,12 @@ from millstream.services.ingest.report import (
     Declared,
     Recognised,
     Rejection,
+    printed,
 )
 from millstream.services.model.manifest import ROWS_MAX_DEFAULT
 from millstream.services.repository.disk import storage_errors
-from millstream.services.sandbox.folder_watch import FolderWatch
-from millstream.services.sandbox.group_watch import GroupWatch
+from millstream.services.sandbox.child import IMPORT_ROOT, REPORT_BYTES_MAX, Ended, confined_environment, run_confined
+from millstream.services.sandbox.group_watch import FolderWatch, GroupWatch
 from millstream.services.settings import Settings
 
 log = logging.getLogger("millstream.check")
@@ -151,7 +150,7 @@ async def _started(task: CheckTask) -> Ended:
     """Run a checker in a process that is started for it."""
     try:
         document, watch_of = task.model_dump_json().encode(), partial(_watch, task)
-        return await run_process(_MODULE, task.folder, document, _environment(), watch_of)
+        return await run_confined(_MODULE, task.folder, document, _environment(), watch_of)
     except OSError as error:
         raise _not_started(error) from error
 

@@ -1,6 +1,6 @@
 """The checker process: unpacks an upload, rejects models that cannot be served, and reports how to serve the others.
 
-python -m millstream.services.ingest.checker FOLDER PARENT
+python -m millstream.services.ingest.checker FOLDER --parent PID
 CheckTask (JSON on standard input) ─> sandbox ─> unpack ─> inspect ─> CheckReport (JSON on standard output)
                                                         └> a model of another framework: which importer converts it
 It runs untrusted models in native code that may crash or hang; `ingest.check_process` starts it, or has it forked by
@@ -32,7 +32,7 @@ from millstream.services.ingest.report import (
 from millstream.services.model.formats import format_of, formats
 from millstream.services.plugin.plugin import Format
 from millstream.services.plugin.registry import load_for
-from millstream.services.process.low_priority import NICE
+from millstream.services.process.threads import NICE
 from millstream.services.repository.disk import is_of_disk, storage_failure
 from millstream.services.sandbox.confine import Limits, confine, serve_forked
 

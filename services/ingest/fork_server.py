@@ -33,8 +33,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from millstream.services.process.descriptors import close_all_but
-from millstream.services.process.parent_death import die_with_parent
+from millstream.services.process.inheritance import close_all_but, die_with_parent
 from millstream.services.sandbox.confine import prepare
 
 #: descriptors that come with a request: task, report, errors, status

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from millstream.services.ingest.fork_server import REQUEST, UNFORKABLE_EXIT, kill_group
-from millstream.services.ingest.report import ERRORS_BYTES_KEPT, REPORT_BYTES_MAX
-from millstream.services.process.cancel import cancel_all
-from millstream.services.process.uninterruptible import uninterrupted
+from millstream.services.process.cancellation import cancel_all, uninterrupted
+from millstream.services.sandbox.child import ERRORS_BYTES_KEPT, REPORT_BYTES_MAX, Ended, WatchOf
 from millstream.services.sandbox.group_watch import GroupWatch
 
 #: The fork server, which takes about 45 MiB, ends after this time without a check: uploads come in bursts.
@@ -38,21 +37,6 @@ _CHUNK_BYTES = 1 << 16
 _PID, _STATUS, _ERROR = b"pid ", b"status ", b"error "
 #: bytes of the fork server's command line, which checkers overwrite with the folder that they check
 _TITLE_BYTES = 512
-
-
-class Ended(NamedTuple):
-    """A process that has ended: what it printed, and its exit status; negative: the signal that ended it.
-
-    `exceeded`: which limit it was ended for; empty: none.
-    """
-
-    report: bytes
-    errors: bytes
-    status: int
-    exceeded: str = ""
-
-
-WatchOf = Callable[[int], GroupWatch]  # the process that leads a group -> what bounds the group
 
 
 class Program(NamedTuple):

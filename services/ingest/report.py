@@ -39,9 +39,6 @@ FILES_MAX = 10_001
 #: how much larger than the upload limit a rewritten model may be
 REWRITE_BYTES = 64 << 20
 MESSAGE_CHARACTERS_MAX = 1000
-#: the checker's output: a longer report rejects the model; of its error output only the end is kept
-REPORT_BYTES_MAX = 16 << 20
-ERRORS_BYTES_KEPT = 4096
 #: runs of the source framework that a converted model is compared with
 SAMPLES_MAX = 16
 _NOTES_MAX = 16
@@ -222,3 +219,8 @@ def one_line(text: str) -> str:
     """Return `text` on one line, printable and bounded: messages quote untrusted names, and are logged."""
     line = " ".join(text.split())[:MESSAGE_CHARACTERS_MAX]
     return "".join(character if character.isprintable() else "?" for character in line)
+
+
+def printed(errors: bytes) -> str:
+    """Return the end of what a process wrote to its standard error, for the log: on one line, printable, bounded."""
+    return one_line(errors.decode(errors="replace")[-MESSAGE_CHARACTERS_MAX:])

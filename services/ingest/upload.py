@@ -29,7 +29,7 @@ from millstream.services.model.names import check_name, check_version
 from millstream.services.model.signature import TensorSpec
 from millstream.services.model.version_files import check_labels, describe_file
 from millstream.services.model.warmup_inputs import check_warmups
-from millstream.services.process.storage_threads import to_end_in_storage_thread
+from millstream.services.process.threads import to_end_in_storage_thread
 from millstream.services.repository.disk import check_space, storage_errors, tree_bytes
 from millstream.services.repository.endpoint_changes import activate_version, retry_on_conflict
 from millstream.services.repository.folder import FolderRepository

@@ -20,7 +20,7 @@ from pathlib import Path
 from millstream.services.environment import revision
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.process.allocator import resident_bytes
+from millstream.services.process.process_memory import resident_bytes
 from millstream.services.version import VERSION
 
 log = logging.getLogger("millstream.metrics")

@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from millstream.services.placement.eviction import cost, make_room
-from millstream.services.placement.room import Room, freed_bytes
+from millstream.services.placement.room import Room, cost, freed_bytes, make_room
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 
 SPREAD_WORTH = 0.2  # share of its load time that the unloads for a move may cost, here and in plans of a controller

@@ -13,8 +13,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from millstream.services.placement.eviction import make_room
-from millstream.services.placement.room import Room
+from millstream.services.placement.room import Room, make_room
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 from millstream.services.wire.records import LoadRecord
 

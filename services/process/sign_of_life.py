@@ -10,7 +10,7 @@ import os
 import threading
 import time
 
-from millstream.services.process.ticks import next_tick
+from millstream.services.process.waits import next_tick
 
 EVERY_S = 2.0  # between two signs
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 import hiredis
 
 from millstream.services.errors import Code, Failure
-from millstream.services.process.backoff import Backoff, Draw
+from millstream.services.process.waits import Backoff, Draw
 from millstream.services.queue.blob import is_last, read_command, write_commands
 from millstream.services.queue.keys import PoolKeys
 from millstream.services.queue.pipeline import Pipeline, RedisClock, connect

@@ -23,7 +23,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError
 
 from millstream.services.errors import Code, Failure
-from millstream.services.process.backoff import with_jitter
+from millstream.services.process.waits import with_jitter
 from millstream.services.queue.url import RedisAddress, async_client
 
 VERSION_MIN = (7, 0)

@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.process.backoff import backoff_s
+from millstream.services.process.waits import backoff_s
 from millstream.services.queue.limited_client import LimitedRedis
 from millstream.services.queue.redis_parts import SSLConnection, make_cancellable, parse_url
 from millstream.services.queue.sentinel import AsyncFinder, Finder, Sentinels

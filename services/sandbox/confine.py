@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
 from millstream.services.process.c_library import c_library
-from millstream.services.process.descriptors import close_all_but
-from millstream.services.process.parent_death import die_with_parent
+from millstream.services.process.inheritance import close_all_but, die_with_parent
 from millstream.services.sandbox import landlock, namespaces, seccomp
 
 #: open files and pipes; a pipe may hold 64 KiB of the kernel's memory, and libraries open hundreds of files at most
@@ -138,7 +137,7 @@ def serve_forked(
             process ends with its parent already; None: it was started.
     """
     if set_title is None:
-        begin(int(sys.argv[2]))
+        begin(int(sys.argv[-1]))
 
     def answer_document(document: bytes) -> bytes:
         task = read(document)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from millstream.services.process.c_library import c_library
-from millstream.services.process.parent_death import die_with_parent
+from millstream.services.process.inheritance import die_with_parent
 
 _NEW_NS, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PID, _NEW_NET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
 _READ_ONLY, _NO_SUID, _NO_DEV, _NO_EXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18

@@ -14,10 +14,10 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.environment import child_environment
-from millstream.services.process.backoff import Backoff
-from millstream.services.process.parent_death import child_setup
+from millstream.services.process.exit_status import describe_exit
+from millstream.services.process.inheritance import child_setup
+from millstream.services.process.waits import Backoff
 from millstream.services.settings import LogFormat
 from millstream.services.supervisor.log import LINE_BYTES_MAX, ChildLog, LogFile, ShowLine, WriteLine
 from millstream.services.supervisor.plan import Program

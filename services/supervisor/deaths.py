@@ -18,8 +18,8 @@ from pathlib import Path
 
 from millstream.services.crashes.analyzer import CrashAnalyzer
 from millstream.services.process.c_library import c_library
-from millstream.services.process.cancel import cancel_all
-from millstream.services.process.ticks import next_tick
+from millstream.services.process.cancellation import cancel_all
+from millstream.services.process.waits import next_tick
 from millstream.services.queue.death_notices import publish_death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress

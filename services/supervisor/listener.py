@@ -15,7 +15,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.process.ticks import next_tick
+from millstream.services.process.waits import next_tick
 
 log = logging.getLogger("millstream.supervisor")
 

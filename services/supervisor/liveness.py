@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from millstream.services.process.cancel import cancel_all
-from millstream.services.process.ticks import next_tick
+from millstream.services.process.cancellation import cancel_all
+from millstream.services.process.waits import next_tick
 from millstream.services.supervisor.child import Child
 
 log = logging.getLogger("millstream.supervisor")

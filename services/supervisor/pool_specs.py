@@ -13,7 +13,7 @@ from millstream.services.errors import Failure, invalid
 from millstream.services.extras import backends
 from millstream.services.model.names import check_name
 from millstream.services.nearest_names import did_you_mean
-from millstream.services.process.memory_share import parse_memory, parse_size
+from millstream.services.process.machine_share import parse_memory, parse_size
 
 WORKERS_MAX = 1024
 FIXED = -1  # the controller does not change the number of workers

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from millstream.services.errors import Code, Failure
 from millstream.services.placement.views import RefusalKind
-from millstream.services.process.backoff import with_jitter
+from millstream.services.process.waits import with_jitter
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress

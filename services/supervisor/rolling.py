@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.process.cancel import cancel_all
+from millstream.services.process.cancellation import cancel_all
 from millstream.services.supervisor.child import Child
 from millstream.services.supervisor.control import Event, ReportEvent
 from millstream.services.supervisor.plan import Program

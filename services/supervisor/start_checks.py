@@ -8,7 +8,7 @@ from types import FunctionType
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.installation import FILE
 from millstream.services.plugin.registry import contributions
-from millstream.services.process.memory_share import check_memory, total_bytes
+from millstream.services.process.machine_share import check_memory, total_bytes
 from millstream.services.process.private_files import make_private_folder
 from millstream.services.settings import Settings
 from millstream.services.supervisor.pool_specs import check_device_memory, memory_of_pools, worker_counts

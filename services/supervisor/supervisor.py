@@ -24,9 +24,9 @@ from millstream.services.crashes.run_marks import runs_dir
 from millstream.services.errors import Code, Failure
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.local_token import keep_token
-from millstream.services.process.cancel import cancel_all
-from millstream.services.process.cpu_share import cpus
+from millstream.services.process.cancellation import cancel_all
 from millstream.services.process.logs import about
+from millstream.services.process.machine_share import cpus
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.reply_listener import remove_dead_sockets
 from millstream.services.queue.server import (

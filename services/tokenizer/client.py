@@ -15,11 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.ingest.confined_process import IMPORT_ROOT, confined_environment
 from millstream.services.ingest.forked_check import watched
-from millstream.services.process.uninterruptible import uninterrupted
-from millstream.services.sandbox.folder_watch import FolderWatch
-from millstream.services.sandbox.group_watch import GroupWatch
+from millstream.services.process.cancellation import uninterrupted
+from millstream.services.sandbox.child import IMPORT_ROOT, confined_environment
+from millstream.services.sandbox.group_watch import FolderWatch, GroupWatch
 from millstream.services.tokenizer.process import (
     LENGTH,
     MEMORY_BYTES_MAX,

@@ -15,7 +15,7 @@ import pytest
 
 from millstream.services.errors import Code, Failure
 from millstream.services.extras import backends
-from millstream.services.process.allocator import resident_bytes
+from millstream.services.process.process_memory import resident_bytes
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Stop, Terminated
 from tests.contract.backend_cases import (

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from millstream.services.errors import Code, Failure
-from millstream.services.process.allocator import resident_bytes
+from millstream.services.process.process_memory import resident_bytes
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Instance, OutOfMemory, Stop
 from tests.contract.backend_cases import same, signature

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.process.spin_wait import Spin
+from millstream.services.process.waits import Spin
 from millstream.services.queue.remote_links import RemoteLinks
 from millstream.services.queue.remote_reply import HELLO, NONCE_BYTES, ReplyAddress, gateway_proof
 from millstream.services.queue.reply_links import ReplyLinks

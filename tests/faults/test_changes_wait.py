@@ -10,7 +10,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from millstream.services.process.storage_threads import THREADS_MAX
+from millstream.services.process.threads import STORAGE_THREADS_MAX
 from millstream.services.repository.disk import locked
 from tests.kit import models, v2
 from tests.kit.stack import Stack, running_stack
@@ -38,7 +38,7 @@ def test_changes_that_wait_delay_no_other_work(stack: Stack) -> None:
     with ThreadPoolExecutor(CHANGES) as pool:
         with locked(stack.home / "repository" / ".lock"):
             changes = [pool.submit(change, number) for number in range(CHANGES)]
-            wait_until(lambda: _waiting(stack) == THREADS_MAX, what="changes wait for the lock")
+            wait_until(lambda: _waiting(stack) == STORAGE_THREADS_MAX, what="changes wait for the lock")
             reply = stack.http.post("/v2/models/wide/infer", content=body, headers=headers)
             assert reply.status_code == 200, reply.text
             page = stack.http.get("/metrics")

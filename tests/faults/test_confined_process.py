@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from millstream.services.ingest.confined_process import run_process
-from millstream.services.ingest.forked_check import Ended
-from millstream.services.sandbox.folder_watch import FolderWatch
-from millstream.services.sandbox.group_watch import THREADS_MAX, GroupWatch
+from millstream.services.sandbox.child import Ended, run_confined
+from millstream.services.sandbox.group_watch import THREADS_MAX, FolderWatch, GroupWatch
 from tests.kit.wait import wait_until
 
 FLOODS = {
@@ -45,7 +43,7 @@ def test_a_flood_is_ended_when_its_time_is_over(tmp_path: Path, flood: str, loop
 
     async def run() -> None:
         running = asyncio.create_task(
-            run_process("flood", tmp_path, b"", environment, lambda pid: watch(pid, tmp_path))
+            run_confined("flood", tmp_path, b"", environment, lambda pid: watch(pid, tmp_path))
         )
         await asyncio.to_thread(wait_until, lambda: begun.exists() and begun.read_text(), what="begun")
         await asyncio.sleep(0.5)
@@ -65,7 +63,7 @@ def watch(leader: int, folder: Path) -> GroupWatch:
 @pytest.mark.parametrize("module", ["millstream.plugins.convert.import_process", "millstream.services.ingest.checker"])
 def test_a_process_whose_parent_is_gone_already_ends_before_it_reads_its_task(tmp_path: Path, module: str) -> None:
     """Its parent may be killed while it starts, before it has asked the kernel to end with it."""
-    command = [sys.executable, "-m", f"millstream.services.{module}", str(tmp_path), str(gone_process())]
+    command = [sys.executable, "-m", module, str(tmp_path), "--parent", str(gone_process())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.wait(240) == 1
 
@@ -85,7 +83,7 @@ def test_a_process_that_starts_too_many_threads_is_ended(tmp_path: Path) -> None
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
 
     async def run() -> Ended:
-        return await run_process("threads", tmp_path, b"task", environment, lambda pid: watch(pid, tmp_path))
+        return await run_confined("threads", tmp_path, b"task", environment, lambda pid: watch(pid, tmp_path))
 
     ended = asyncio.run(run())
     assert ended.exceeded == f"it started more than {THREADS_MAX} threads"

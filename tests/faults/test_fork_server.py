@@ -17,9 +17,9 @@ import pytest
 from millstream.services.errors import Code, Failure
 from millstream.services.ingest import check_process
 from millstream.services.ingest.check_process import check, check_in_place
-from millstream.services.ingest.confined_process import IMPORT_ROOT
-from millstream.services.ingest.forked_check import Ended, Forker
+from millstream.services.ingest.forked_check import Forker
 from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask
+from millstream.services.sandbox.child import IMPORT_ROOT, Ended
 from millstream.services.settings import Settings
 from tests.kit import models
 from tests.kit.wait import wait_until

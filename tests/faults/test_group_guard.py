@@ -16,7 +16,7 @@ from tests.kit.wait import wait_for_none
 #: Starts a program that starts another one, says its number, and does what the argument says.
 SCRIPT = """
 import os, subprocess, sys
-from millstream.services.process.group_guard import group_guard
+from millstream.services.process.inheritance import group_guard
 with group_guard():
     program = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE)
     print(program.stdout.readline().decode(), flush=True)

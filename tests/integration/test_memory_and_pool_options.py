@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millstream.services.placement.pools import unknown_pool
-from millstream.services.process.memory_share import check_memory
+from millstream.services.process.machine_share import check_memory
 from tests.kit.command_line import Millstream
 
 WRONG = [

@@ -27,7 +27,7 @@ from millstream.plugins.compile.worker import driver, track
 from millstream.plugins.compile.worker.compiled_cache import NEW, CompiledCache, working
 from millstream.plugins.compile.worker.track import LateError
 from millstream.services.errors import Failure
-from millstream.services.process.low_priority import NICE
+from millstream.services.process.threads import NICE
 from tests.kit import models
 from tests.kit.races import MLP, RaceProcess, kill, race_task, signature
 from tests.kit.stack import descendants

@@ -218,7 +218,7 @@ def test_no_program_that_a_gateway_starts_inherits_its_listener() -> None:
     """uvloop closes nothing in its children, and hands its own pipes on, too."""
     code = (
         "import asyncio, os, socket, uvloop\n"
-        "from millstream.services.process.descriptors import keep_from_children\n"
+        "from millstream.services.process.inheritance import keep_from_children\n"
         "listener = socket.create_server(('127.0.0.1', 0))\n"
         "listener.set_inheritable(True)\n"
         "keep_from_children()\n"

@@ -25,8 +25,8 @@ from tests.kit.versions import publish_content
 
 _AT_NORMAL_PRIORITY = """
 import runpy
-from millstream.services.process import low_priority
-low_priority.lower_process = lambda **_: None
+from millstream.services.process import threads
+threads.lower_process = lambda **_: None
 runpy.run_module("millstream.plugins.compile.worker", run_name="__main__", alter_sys=True)
 """
 

@@ -35,7 +35,7 @@ from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Failure
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.process.spin_wait import Spin
+from millstream.services.process.waits import Spin
 from millstream.services.queue.death_notices import Death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.pipeline import RedisClock

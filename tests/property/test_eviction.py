@@ -10,8 +10,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.services.placement.eviction import cost_of, make_room
-from millstream.services.placement.room import freed_bytes
+from millstream.services.placement.room import cost_of, freed_bytes, make_room
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 from tests.kit.fleets import IDS, NOW, counted, footprints, usage_of, workers
 

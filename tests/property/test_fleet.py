@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.services.placement.eviction import cost_of, make_room
 from millstream.services.placement.fleet import CLASSES_PER_OCTAVE, CLOSE_LOADS, QUOTE_LIFE_S, Fleet, rendezvous
+from millstream.services.placement.room import cost_of, make_room
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 from tests.kit.fleets import NOW, fleets, footprints, workers
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.services.placement.eviction import make_room
-from millstream.services.placement.headroom import (
-    LOAD_S_MAX,
-    LOADS_MAX,
-    SHARE_MAX,
+from millstream.services.placement.preloads import (
+    HEADROOM_LOAD_S_MAX,
+    HEADROOM_LOADS_MAX,
+    HEADROOM_SHARE_MAX,
     Headroom,
     headroom_of,
     unloaded_ahead,
 )
+from millstream.services.placement.room import make_room
 from millstream.services.placement.usage import NO_USAGE
 from millstream.services.placement.views import UNLIMITED_BYTES, Footprint, PlacedInstance, Refusal, WorkerView
 from tests.kit.fleets import IDS, NOW, footprints, usage_of, workers
@@ -28,14 +28,14 @@ headrooms = st.builds(lambda one: Headroom(one, one, 1), footprints)
 def test_it_is_a_small_part_of_the_memory_and_at_most_a_few_loads(last, models_bytes, device_models_bytes):
     headroom = headroom_of(last, models_bytes, device_models_bytes)
     if headroom is None:
-        one_fits = last.load_bytes <= SHARE_MAX * models_bytes
-        one_fits_device = last.device_load_bytes <= SHARE_MAX * device_models_bytes
-        assert last.load_s > LOAD_S_MAX or not (one_fits and one_fits_device)
+        one_fits = last.load_bytes <= HEADROOM_SHARE_MAX * models_bytes
+        one_fits_device = last.device_load_bytes <= HEADROOM_SHARE_MAX * device_models_bytes
+        assert last.load_s > HEADROOM_LOAD_S_MAX or not (one_fits and one_fits_device)
         return
-    assert last.load_s <= LOAD_S_MAX
-    assert 1 <= headroom.loads <= LOADS_MAX
-    assert headroom.high.load_bytes <= SHARE_MAX * models_bytes
-    assert headroom.high.device_load_bytes <= SHARE_MAX * device_models_bytes
+    assert last.load_s <= HEADROOM_LOAD_S_MAX
+    assert 1 <= headroom.loads <= HEADROOM_LOADS_MAX
+    assert headroom.high.load_bytes <= HEADROOM_SHARE_MAX * models_bytes
+    assert headroom.high.device_load_bytes <= HEADROOM_SHARE_MAX * device_models_bytes
     assert last.load_bytes <= headroom.low.load_bytes <= headroom.high.load_bytes
     assert last.device_load_bytes <= headroom.low.device_load_bytes <= headroom.high.device_load_bytes
 
@@ -81,7 +81,7 @@ def test_models_that_are_called_as_often_as_others_are_missed_stay():
     ]
     headroom = headroom_of(Footprint(100, 0, 0.01), 100 * 64, UNLIMITED_BYTES)
     assert headroom is not None
-    assert headroom.loads == LOADS_MAX
+    assert headroom.loads == HEADROOM_LOADS_MAX
     assert unloaded_ahead(_full_worker(*hot), headroom, 5.0, NOW) == ()
     seldom = replace(hot[0], content_id="seldom", last_used=NOW - 3600, usage=NO_USAGE)
     assert unloaded_ahead(_full_worker(*hot, seldom), headroom, 5.0, NOW) == ("seldom",)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from millstream.plugins.fleet.planned import Plan, ServedVersion, Unmeasured
 from millstream.plugins.fleet.planner import REST_S, UNMET_MAX, UTILISATION_HIGH, plan
 from millstream.plugins.fleet.planning_round import ORDER_LIFE_S, ORDERS_MAX, WORKER_LOADS_MAX
-from millstream.services.placement.eviction import make_room
+from millstream.services.placement.room import make_room
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, WorkerView
 from millstream.services.wire.orders import OrderReason
 from tests.kit.fleets import NOW, accounted, counted, situations, usage_of

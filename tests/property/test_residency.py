@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from millstream.services.model.manifest import EndpointPlacement, Manifest
-from millstream.services.placement import headroom
+from millstream.services.placement import preloads as headroom
 from millstream.services.placement.prediction import larger, reduced
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.verdicts import NO_VERDICT
@@ -417,9 +417,9 @@ def test_a_worker_whatever_happens() -> None:
 
 def test_a_worker_that_keeps_memory_free_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     """It unloads ahead of calls after each load, for models of every size."""
-    monkeypatch.setattr(headroom, "SHARE_MAX", 0.7)
-    monkeypatch.setattr(headroom, "USE_MAX", 1.0)
-    monkeypatch.setattr(headroom, "LOADS_KNOWN", 2)
+    monkeypatch.setattr(headroom, "HEADROOM_SHARE_MAX", 0.7)
+    monkeypatch.setattr(headroom, "HEADROOM_USE_MAX", 1.0)
+    monkeypatch.setattr(headroom, "HEADROOM_LOADS_KNOWN", 2)
     test_a_worker_whatever_happens()
 
 

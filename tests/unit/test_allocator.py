@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from millstream.services.process.allocator import (
+from millstream.services.process.process_memory import (
     CHECKS_IDLE,
     CHECKS_QUIET,
     GROWN_BYTES_MIN,

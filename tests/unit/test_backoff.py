@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.retry import Retry
 
-from millstream.services.process.backoff import Backoff, backoff_s, with_jitter
+from millstream.services.process.waits import Backoff, backoff_s, with_jitter
 from millstream.services.queue.url import RETRY_S_MAX, RETRY_S_MIN, RedisAddress, async_client, client
 
 DELAYS_S = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10]
 PROGRAM = """
-from millstream.services.process.backoff import Backoff
+from millstream.services.process.waits import Backoff
 backoff = Backoff()
 print([backoff.after_death() for _ in range(8)])
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream.services.process.cancel import cancel_all
+from millstream.services.process.cancellation import cancel_all
 
 PATIENCE_S = 30.0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millstream.services.device import find_device, fingerprint, installed_packages, missing_for, visible_gpu
-from millstream.services.process.cpu_share import cpu_share, cpus
+from millstream.services.process.machine_share import cpu_share, cpus
 from millstream.services.wire.records import DeviceRecord
 
 X86 = """processor\t: 0

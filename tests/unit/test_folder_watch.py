@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from millstream.services.process.c_library import c_library
-from millstream.services.sandbox import folder_watch
-from millstream.services.sandbox.folder_watch import FolderWatch
+from millstream.services.sandbox import group_watch
+from millstream.services.sandbox.group_watch import FolderWatch
 
 MIB = 1 << 20
 
@@ -54,8 +54,8 @@ def test_files_in_memory_count(tmp_path: Path) -> None:
 
 
 def test_too_many_files_and_too_deep_folders_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_watch, "ENTRIES_MAX", 3)
-    monkeypatch.setattr(folder_watch, "DEPTH_MAX", 2)
+    monkeypatch.setattr(group_watch, "ENTRIES_MAX", 3)
+    monkeypatch.setattr(group_watch, "DEPTH_MAX", 2)
     for number in range(4):
         (tmp_path / str(number)).touch()
     watch = FolderWatch(tmp_path, MIB)
@@ -86,10 +86,10 @@ def test_deleted_files_count_while_they_are_mapped(tmp_path: Path) -> None:
     addresses = [map_and_delete(tmp_path, 3 * MIB)]
     try:
         assert FolderWatch(tmp_path, 2 * MIB).measure(os.getpid()) == (os.geteuid() == 0)
-        addresses += [map_and_delete(tmp_path, 1) for _ in range(folder_watch.MAPPED_MAX)]
+        addresses += [map_and_delete(tmp_path, 1) for _ in range(group_watch.MAPPED_MAX)]
         watch = FolderWatch(tmp_path, 1 << 40)
         assert watch.measure(os.getpid())
-        assert watch.exceeded == f"it maps more than {folder_watch.MAPPED_MAX} deleted files"
+        assert watch.exceeded == f"it maps more than {group_watch.MAPPED_MAX} deleted files"
     finally:
         for address in addresses:
             c_library().munmap(ctypes.c_void_p(address), mmap.PAGESIZE)

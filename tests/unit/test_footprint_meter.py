@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.process.memory_use import mapped_bytes, memory_use, own_bytes, reset_peak
+from millstream.services.process.process_memory import mapped_bytes, memory_use, own_bytes, reset_peak
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20

@@ -10,7 +10,7 @@ import pytest
 
 from millstream.plugins.convert.scikit_learn import PickleImporter
 from millstream.services.ingest import check_process
-from millstream.services.ingest.confined_process import confined_environment
+from millstream.services.sandbox.child import confined_environment
 from tests.kit import models
 
 _CHECK = """

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from millstream.services.sandbox import group_watch
-from millstream.services.sandbox.folder_watch import FolderWatch
-from millstream.services.sandbox.group_watch import GroupWatch
+from millstream.services.sandbox.group_watch import FolderWatch, GroupWatch
 
 MIB = 1 << 20
 SHARED = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from millstream.services.process.offload import LARGE_BYTES_MIN, THREADS_MAX, run_in_thread_if_large
+from millstream.services.process.threads import LARGE_BYTES_MIN, LARGE_THREADS_MAX, run_in_thread_if_large
 
 
 def test_short_work_is_done_at_once() -> None:
@@ -13,7 +13,7 @@ def test_short_work_is_done_at_once() -> None:
 
 
 def test_long_work_is_done_apart_and_little_of_it_at_once() -> None:
-    at_once = threading.Semaphore(THREADS_MAX)
+    at_once = threading.Semaphore(LARGE_THREADS_MAX)
 
     def work() -> int:
         assert at_once.acquire(blocking=False)

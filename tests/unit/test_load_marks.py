@@ -11,7 +11,6 @@ import pytest
 
 from millstream.services.crashes import analyzer
 from millstream.services.crashes.analyzer import CrashAnalyzer
-from millstream.services.crashes.exit_status import LOAD_STUCK, RUN_STUCK
 from millstream.services.crashes.load_marks import (
     DEATHS_ALONE,
     DEATHS_MAX,
@@ -22,6 +21,7 @@ from millstream.services.crashes.load_marks import (
     take_stale_marks,
 )
 from millstream.services.model.manifest import Manifest
+from millstream.services.process.exit_status import LOAD_STUCK, RUN_STUCK
 from millstream.services.repository.folder import FolderRepository
 from tests.contract.repositories import publish
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from millstream.services.process.c_library import c_library
-from millstream.services.process.low_priority import NICE, at_low_priority, in_own_thread, lower_priority
+from millstream.services.process.threads import NICE, at_low_priority, in_own_thread, lower_priority
 from millstream.services.repository.folder import FolderRepository
 from millstream.workers.backends import get_backend
 from millstream.workers.models.load_version import LoadEnvironment

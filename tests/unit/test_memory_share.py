@@ -12,7 +12,7 @@ import pytest
 from millstream.services.errors import Failure
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest, ModelConfig
-from millstream.services.process.memory_share import (
+from millstream.services.process.machine_share import (
     WORKER_BYTES_MIN,
     check_memory,
     parse_memory,
@@ -110,7 +110,7 @@ def test_more_than_there_is_is_a_warning() -> None:
 
 LIMITED = """
 import mmap, sys, threading
-from millstream.services.process.memory_use import memory_use
+from millstream.services.process.process_memory import memory_use
 from millstream.workers.models.memory_limit import MemoryLimit, prefer_for_oom_kill
 prefer_for_oom_kill()
 budget = int(sys.argv[1])

@@ -10,7 +10,7 @@ import pytest
 from millstream.gateway.access.access_control import RefusalLog
 from millstream.services.metrics.catalogue import REQUESTS_REFUSED
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.process.cancel import cancel_all
+from millstream.services.process.cancellation import cancel_all
 
 
 def test_a_line_for_each_reason_and_none_without_refusals(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.services.placement.residency import FILL_SHARE, Candidate, Preloads, preloads
+from millstream.services.placement.preloads import FILL_SHARE, Candidate, Preloads, preloads
 from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView
 
 BUDGET, BASE = 1000, 100

@@ -40,7 +40,7 @@ BREACHES = {
     ),
     "what decides on batches": ("gateway/scheduling/batching/dispatch.py", "millstream.gateway.scheduling.lane"),
     "folders of workers have an order": ("workers/models/wanted.py", "millstream.workers.residency.loader"),
-    "folders of services have an order": ("services/process/backoff.py", "millstream.services.settings"),
+    "folders of services have an order": ("services/process/waits.py", "millstream.services.settings"),
     "decisions, codecs and formats are pure": ("gateway/scheduling/batching/batcher.py", "time"),
 }
 

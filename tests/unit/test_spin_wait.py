@@ -1,6 +1,6 @@
 """How long one looks for what one waits for before one sleeps."""
 
-from millstream.services.process.spin_wait import Spin
+from millstream.services.process.waits import Spin
 
 
 def test_only_who_just_had_work_looks_for_more():

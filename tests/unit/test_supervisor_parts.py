@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.errors import Failure
+from millstream.services.process.exit_status import describe_exit
 from millstream.services.segments.segment import remove_segments
 from millstream.services.settings import Settings
 from millstream.services.supervisor import plan

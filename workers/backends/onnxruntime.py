@@ -21,8 +21,8 @@ from millstream.services.model.datatypes import BYTES
 from millstream.services.model.onnx_file import external_tensors
 from millstream.services.model.onnxruntime_values import bf16_bits, library_message, text_array
 from millstream.services.model.signature import Signature
-from millstream.services.process.allocator import return_freed
-from millstream.services.process.low_priority import lower_priority
+from millstream.services.process.process_memory import return_freed
+from millstream.services.process.threads import lower_priority
 from millstream.services.repository.variants import Target
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 from millstream.workers.backends.device_buffers import DeviceBuffers

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from millstream.services.errors import Code, Failure
-from millstream.services.process.spin_wait import Spin
+from millstream.services.process.waits import Spin
 from millstream.services.queue.blob import PARTS_AT_ONCE, is_last, read_command, write_commands
 from millstream.services.queue.consumer_link import NOTHING, CommandRefused, ConsumerLink
 from millstream.services.queue.keys import PoolKeys

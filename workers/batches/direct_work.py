@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Collection
 
-from millstream.services.process.spin_wait import Spin
+from millstream.services.process.waits import Spin
 from millstream.services.queue.keys import PoolKeys
 from millstream.services.queue.pipeline import RedisClock
 from millstream.services.queue.reply_links import ReplyLinks

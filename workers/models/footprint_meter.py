@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.services.process.allocator import return_freed
-from millstream.services.process.memory_use import MemoryUse, mapped_bytes, memory_use, reset_peak
+from millstream.services.process.process_memory import MemoryUse, mapped_bytes, memory_use, reset_peak, return_freed
 
 SAMPLES = 5
 SAMPLE_S = 0.002  # between two samples

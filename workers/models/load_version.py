@@ -7,24 +7,23 @@ A suspect version is loaded in a process of its own first (workers.variants.tria
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.crashes.load_marks import PROBE, take_stale_marks
 from millstream.services.environment import child_environment
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
 from millstream.services.model.version_files import describe_file, overwritten
+from millstream.services.process.exit_status import describe_exit
 from millstream.services.process.gc_tuning import freeze_gc
-from millstream.services.process.low_priority import at_low_priority, lower_priority
+from millstream.services.process.threads import at_low_priority, lower_priority
 from millstream.services.repository.variants import Variants
+from millstream.services.sandbox.child import ChildProcess
 from millstream.services.wire.records import kind_of
 from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends.base import Backend, Instance, OutOfMemory, Stop
@@ -216,33 +215,24 @@ def probe(manifest: Manifest, at: LoadEnvironment, run_dir: Path, warm_up_s_max:
     through `stop`: by the loader at the limit of the trial, or here if the warm-up takes longer than `warm_up_s_max`.
     """
     start = new_start()
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
+    child = ChildProcess(
         "millstream.workers.variants.trial_load",
-        "--parent",
-        str(os.getpid()),
-        "--start-id",
-        start,
-    ]
-    command += ["--backend", at.backend_name, "--device", at.device, "--threads", str(at.threads)]
-    command += ["--warm-up-s-max", str(warm_up_s_max)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=child_environment({}), close_fds=True
+        *("--start-id", start, "--backend", at.backend_name, "--device", at.device, "--threads", str(at.threads)),
+        *("--warm-up-s-max", str(warm_up_s_max)),
+        environment=child_environment({}),
     )
     try:
-        stop.on_request(process.kill)
-        process.communicate(manifest.model_dump_json().encode())
+        stop.on_request(child.kill)
+        ended = child.run(manifest.model_dump_json().encode())
     finally:
-        process.kill()
-        process.wait()
+        child.close()
         take_stale_marks(run_dir, worker_id(PROBE, start))
-    if process.returncode == -signal.SIGALRM:  # the timer that it sets when its warm-up begins
+    sys.stderr.write(ended.errors.decode(errors="replace"))
+    if ended.status == -signal.SIGALRM:  # the timer that it sets when its warm-up begins
         stop.request(took_too_long("warming up", warm_up_s_max))
     if stop.reason:
         raise Failure(Code.MODEL, stop.reason)
-    return "" if process.returncode in {0, REFUSED} else describe_exit(process.returncode)
+    return "" if ended.status in {0, REFUSED} else describe_exit(ended.status)
 
 
 def took_too_long(what: str, seconds: float) -> str:

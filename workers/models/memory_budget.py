@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from millstream.services.placement.views import Footprint
-from millstream.services.process.memory_use import own_bytes
+from millstream.services.process.process_memory import own_bytes
 from millstream.services.sizes import sizes
 
 SPARE_BYTES = 16 << 20  # of a worker's budget: for requests, replies and records in the interpreter

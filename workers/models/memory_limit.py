@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from millstream.services.process.allocator import IdleTrim, resident_bytes, trim
 from millstream.services.process.c_library import c_library
-from millstream.services.process.memory_use import memory_use
+from millstream.services.process.process_memory import IdleTrim, memory_use, resident_bytes, trim
 
 log = logging.getLogger("millstream.memory")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from millstream.services.model.manifest import Manifest
-from millstream.services.process.low_priority import at_low_priority, in_own_thread
+from millstream.services.process.threads import at_low_priority, in_own_thread
 from millstream.workers.backends.base import Backend, Instance, Stop
 from millstream.workers.models.load_version import LoadEnvironment, took_too_long
 from millstream.workers.models.profiler import measure, warm_up

@@ -10,8 +10,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from millstream.services.placement.eviction import make_room
-from millstream.services.placement.headroom import OrderedLoads, headroom_of, unloaded_ahead
+from millstream.services.placement.preloads import OrderedLoads, headroom_of, unloaded_ahead
+from millstream.services.placement.room import make_room
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from millstream.services.process.backoff import Draw, with_jitter
+from millstream.services.process.waits import Draw, with_jitter
 
 LOST_RETRY_S = 2.0  # longest pause before a version whose instance was lost is loaded again, the first time
 RETRY_S = 30.0  # longest pause before a version that failed for want of a device or Redis is loaded again

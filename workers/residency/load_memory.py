@@ -12,7 +12,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.prediction import expected, larger, larger_on_device, reduced
 from millstream.services.placement.views import Footprint
-from millstream.services.process.allocator import return_freed
+from millstream.services.process.process_memory import return_freed
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.footprints import Measured, file_bytes
 from millstream.services.sizes import sizes

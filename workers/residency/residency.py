@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from millstream.services.access.access_keys import AccessKeys
 from millstream.services.model.manifest import Manifest
+from millstream.services.placement.preloads import FILL_SHARE, Candidate, preloads
 from millstream.services.placement.quota import counted
-from millstream.services.placement.residency import FILL_SHARE, Candidate, preloads
 from millstream.services.placement.room import OTHERS_BUSY_RETRY_S
 from millstream.services.placement.usage import Usage
 from millstream.services.placement.views import Footprint, Refusal, RefusalKind

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from millstream.services.errors import Failure
 from millstream.services.metrics.label_limit import Exists
-from millstream.services.process.allocator import return_freed
+from millstream.services.process.process_memory import return_freed
 from millstream.services.wire.records import State
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.metrics import WorkerMetrics

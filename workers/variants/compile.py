@@ -20,7 +20,8 @@ from millstream.services.model.datatypes import FLOATS, NUMPY
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.model.signature import Signature
 from millstream.services.model.warmup_inputs import FILLS, VARIABLE_SIZES, has_variable_dims, make_inputs
-from millstream.services.process.parent_death import die_with_parent
+from millstream.services.process.inheritance import die_with_parent
+from millstream.services.process.threads import lower_process
 from millstream.services.repository.disk import try_lock
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.variants import Report
@@ -32,7 +33,6 @@ from millstream.workers.models.memory_limit import MemoryLimit
 from millstream.workers.models.reshape import Reshaped
 
 ROWS = (1, 3)  # of the runs whose outputs are compared
-NICE = 19
 
 
 def main() -> int:
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--memory", type=int, default=0, help="bytes that this process may use; 0: no limit")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
-    os.nice(NICE)
+    lower_process(idle=True)
     MemoryLimit(arguments.memory)
     manifest = Manifest.model_validate_json(sys.stdin.read())
     settings = read_settings()

@@ -8,9 +8,6 @@ The next load of the version takes the variant. Outputs are equal bit by bit, so
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 import threading
 
 from millstream.services.environment import child_environment
@@ -18,6 +15,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.footprints import file_bytes
 from millstream.services.repository.variants import Target, Variants
+from millstream.services.sandbox.child import ChildProcess
 from millstream.services.sizes import sizes
 from millstream.workers.models.load_version import LoadEnvironment, pays_to_compile
 from millstream.workers.models.memory_budget import MemoryBudget, SpareMemory
@@ -42,7 +40,7 @@ class VariantCompiles:
         self._queue: dict[str, Manifest] = {}
         self._running = False
         self._stopping = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
         self.memory = SpareMemory(at.budget or MemoryBudget(0), self._kill)
 
     def want(self, manifest: Manifest) -> None:
@@ -66,8 +64,8 @@ class VariantCompiles:
 
     def _kill(self) -> None:
         with self._lock:
-            if self._process is not None:
-                self._process.kill()
+            if self._child is not None:
+                self._child.kill()
 
     def _run(self) -> None:
         while True:
@@ -98,35 +96,22 @@ class VariantCompiles:
 
     def _compile_within(self, manifest: Manifest, target: Target, memory_bytes: int) -> None:
         """Run the process. `memory_bytes`: its limit; 0: none."""
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "millstream.workers.variants.compile",
-            "--parent",
-            str(os.getpid()),
-        ]
-        command += ["--backend", self._at.backend_name, "--device", self._at.device, "--threads", "1"]
-        command += ["--memory", str(memory_bytes)]
         with self._lock:
             if self._stopping or self.memory.asked():
                 return
-            self._process = process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=child_environment({}),
+            self._child = child = ChildProcess(
+                "millstream.workers.variants.compile",
+                *("--backend", self._at.backend_name, "--device", self._at.device, "--threads", "1"),
+                *("--memory", str(memory_bytes)),
+                environment=child_environment({}),
             )
         try:
-            _, said = process.communicate(manifest.model_dump_json().encode(), COMPILE_S_MAX)
-        except subprocess.TimeoutExpired:
+            said = child.run(manifest.model_dump_json().encode(), COMPILE_S_MAX).errors
+        except TimeoutError:
             said = f"it took longer than {COMPILE_S_MAX:g} s".encode()
         finally:
-            process.kill()
-            process.wait()
             with self._lock:
-                self._process = None
+                self._child = None
         report = self._variants.report(manifest, target)
         if report is not None and report.files:
             log.info("compiled: %s for %s in %.1f s", manifest.content_id, target.name, report.seconds)

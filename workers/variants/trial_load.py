@@ -14,7 +14,7 @@ import sys
 from millstream.services.crashes.load_marks import PROBE, LoadMarks
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
-from millstream.services.process.parent_death import die_with_parent
+from millstream.services.process.inheritance import die_with_parent
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import read_settings
 from millstream.services.wire.worker_id import worker_id

@@ -24,8 +24,8 @@ from millstream.gateway.http.compression import choose_encoding, decompress
 from millstream.gateway.scheduling.request import FORM, FORM_HEADER
 from millstream.services.access.limits import LimitReached
 from millstream.services.errors import GRPC_STATUS, Code, Failure, invalid
-from millstream.services.process.offload import run_in_thread_if_large
 from millstream.services.process.request_id import REQUEST_ID, TRACE, new_request_id, usable_request_id
+from millstream.services.process.threads import run_in_thread_if_large
 from millstream.services.traceparent import usable_traceparent
 
 REQUEST_ID_KEY = "x-request-id"  # in the metadata of a call, and in the metadata that ends it

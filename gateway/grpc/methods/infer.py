@@ -27,7 +27,7 @@ from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.texts.text_plans import plans_of_texts
 from millstream.gateway.texts.texts import Texts
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.process.threads import run_in_thread_if_large
 
 
 class _Codec(NamedTuple):

@@ -22,7 +22,7 @@ from millstream.gateway.grpc.codec.messages import COMPRESS_BYTES_MAX, Messages,
 from millstream.gateway.grpc.connections.observed_calls import ObservedCalls
 from millstream.gateway.grpc.methods.infer import InferCalls
 from millstream.services.errors import Code, Failure
-from millstream.services.process.cancel import cancel_all
+from millstream.services.process.cancellation import cancel_all
 
 #: requests of one stream in flight; at the limit, reading stops
 STREAM_REQUESTS_MAX = 128

@@ -25,7 +25,7 @@ from millstream.plugins.compat.openai.embedder import Embedder, embedder, shorte
 from millstream.plugins.compat.openai.request import INPUT, EmbeddingRequest, read
 from millstream.services.errors import Failure
 from millstream.services.model.usage import MASK, TYPES
-from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.process.threads import run_in_thread_if_large
 
 RUNS_AT_ONCE_MAX = 16
 _ADVISED_BYTES_MAX = 64 * 1024  # larger requests are not read again to find their model

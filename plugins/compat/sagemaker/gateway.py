@@ -53,7 +53,7 @@ from millstream.plugins.compat.sagemaker.settings import SageMakerSettings
 from millstream.plugins.compat.sagemaker.target import default_model, named_model, variant_version
 from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import Code, Failure, invalid, not_found
-from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.process.threads import run_in_thread_if_large
 from millstream.services.settings import settings_of
 
 

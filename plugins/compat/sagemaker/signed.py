@@ -19,7 +19,7 @@ from millstream.plugins.compat.sagemaker.settings import is_multi_model
 from millstream.services.access import secret as keys
 from millstream.services.access.scopes import Row
 from millstream.services.errors import Failure
-from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.process.threads import run_in_thread_if_large
 from millstream.services.settings import Settings
 
 _SAGEMAKER = platform("SageMaker")  # it sends no key to its containers

@@ -47,7 +47,7 @@ from millstream.plugins.compat.tfserving.schemas import (
 )
 from millstream.services.access.scopes import LIST, Need, Row
 from millstream.services.errors import Code, Failure
-from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.process.threads import run_in_thread_if_large
 
 router = APIRouter()
 

@@ -25,7 +25,7 @@ from millstream.plugins.compat.torchserve.documents import find, plain, unknown_
 from millstream.plugins.compat.torchserve.predictions import Prediction, begins_json, read, write
 from millstream.services.access.scopes import LIST, Need, Row
 from millstream.services.errors import Code, Failure, Subject
-from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.process.threads import run_in_thread_if_large
 
 router = APIRouter()
 

@@ -38,7 +38,7 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.pools import pools_text
 from millstream.services.process.audit import audit, audited
-from millstream.services.process.storage_threads import in_storage_thread
+from millstream.services.process.threads import in_storage_thread
 from millstream.services.settings import settings_of
 from millstream.services.wire.records import State
 

@@ -15,7 +15,7 @@ from millstream.plugins.compat.triton.config.repositories import model_names
 from millstream.plugins.compat.triton.settings import TritonSettings
 from millstream.services.cli.preload import LOAD_S_MAX, MODELS_S_MAX, LoadedModel
 from millstream.services.errors import Failure, invalid
-from millstream.services.process.cancel import cancel_all
+from millstream.services.process.cancellation import cancel_all
 from millstream.services.settings import Settings, settings_of
 
 LOADS_MAX = 4

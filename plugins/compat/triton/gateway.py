@@ -21,7 +21,7 @@ from millstream.plugins.compat.triton.statistics import MachineStatistics
 from millstream.plugins.compat.triton.trace import SharedTraceSettings
 from millstream.plugins.compat.triton.trace_settings import at_start
 from millstream.plugins.compat.triton.traces import Traces
-from millstream.services.process.cancel import cancel_all
+from millstream.services.process.cancellation import cancel_all
 from millstream.services.settings import settings_of
 
 

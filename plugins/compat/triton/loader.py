@@ -32,7 +32,7 @@ from millstream.services.model.names import check_name
 from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.audit import audit
 from millstream.services.process.logs import about
-from millstream.services.process.storage_threads import in_storage_thread, to_end_in_storage_thread
+from millstream.services.process.threads import in_storage_thread, to_end_in_storage_thread
 from millstream.services.repository.disk import FileLock
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings, settings_of

@@ -20,7 +20,7 @@ from millstream.gateway.texts.text_plans import read_with_texts
 from millstream.plugins.compat.triton.generate import GenerateRequest as ReadRequest
 from millstream.plugins.compat.triton.generate import event, read, write
 from millstream.plugins.compat.triton.schemas import GenerateReply, GenerateRequest
-from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.process.threads import run_in_thread_if_large
 
 router = APIRouter()
 

@@ -17,7 +17,7 @@ from millstream.plugins.compile.race.report import RaceEvent, RaceTask
 from millstream.plugins.compile.worker.driver import run_race
 from millstream.plugins.compile.worker.track import LateError
 from millstream.services.errors import Failure
-from millstream.services.process.low_priority import lower_process
+from millstream.services.process.threads import lower_process
 from millstream.services.sandbox.confine import begin
 
 FAILED = 1  # exit code where no race took place

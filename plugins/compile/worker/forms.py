@@ -26,8 +26,8 @@ from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
 from millstream.services.placement.views import Footprint
-from millstream.services.process.allocator import return_freed
-from millstream.services.process.low_priority import at_low_priority
+from millstream.services.process.process_memory import return_freed
+from millstream.services.process.threads import at_low_priority
 from millstream.services.repository.footprints import file_bytes
 from millstream.services.sizes import sizes
 from millstream.services.wire.records import State

@@ -21,8 +21,7 @@ from millstream.plugins.compile.worker.messages import (
     Said,
     TimeRuns,
 )
-from millstream.services.sandbox.folder_watch import FolderWatch
-from millstream.services.sandbox.group_watch import GroupWatch
+from millstream.services.sandbox.group_watch import FolderWatch, GroupWatch
 
 
 class Measuring:

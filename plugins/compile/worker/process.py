@@ -17,8 +17,8 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from millstream.plugins.compile.race.report import RaceEvent, RaceReport, RaceTask
-from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.environment import library_environment
+from millstream.services.process.exit_status import describe_exit
 
 log = logging.getLogger("millstream.races")
 

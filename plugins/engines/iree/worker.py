@@ -26,7 +26,7 @@ from millstream.plugins.engines.jax.document import FORMAT, is_export_file
 from millstream.services.errors import Code, Failure
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
-from millstream.services.process.allocator import trim
+from millstream.services.process.process_memory import trim
 from millstream.workers.backends.base import Array, OutOfMemory, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
 from millstream.workers.backends.cpu_backend import CpuBackend, ordered

@@ -18,7 +18,7 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
-from millstream.services.process.allocator import trim
+from millstream.services.process.process_memory import trim
 from millstream.services.repository.variants import Target
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs

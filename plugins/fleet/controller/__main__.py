@@ -23,12 +23,12 @@ from millstream.plugins.fleet.controller.loops import NAME, ControllerLoops, sca
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.errors import Failure
 from millstream.services.installation import installation_name
+from millstream.services.process.exit_status import end_at_once
 from millstream.services.process.log_level import LogLevel
 from millstream.services.process.logs import configure_logs, exit_message
-from millstream.services.process.low_priority import lower_process
 from millstream.services.process.private_files import create_files_private
-from millstream.services.process.second_signal import end_at_once
 from millstream.services.process.sign_of_life import SignOfLife
+from millstream.services.process.threads import lower_process
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.log_levels import InstallationLevel
 from millstream.services.queue.url import RedisAddress

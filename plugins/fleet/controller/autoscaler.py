@@ -19,8 +19,8 @@ from millstream.plugins.fleet.controller.metrics import ScaleMetrics
 from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.plugins.fleet.scaling import DECISION_FRESH_S, ScaleDecision
 from millstream.services.errors import Failure
-from millstream.services.process.cancel import cancel_all
-from millstream.services.process.ticks import next_tick
+from millstream.services.process.cancellation import cancel_all
+from millstream.services.process.waits import next_tick
 from millstream.services.queue.cluster_state import ClusterState
 
 log = logging.getLogger("millstream.controller.autoscaler")

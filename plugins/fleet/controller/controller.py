@@ -25,9 +25,9 @@ from millstream.plugins.fleet.controller.survey import Findings, Survey
 from millstream.plugins.fleet.planned import Plan, PlannedOrder
 from millstream.plugins.fleet.planner import plan
 from millstream.services.errors import Code, Failure
-from millstream.services.process.backoff import with_jitter
-from millstream.services.process.cancel import cancel_all
+from millstream.services.process.cancellation import cancel_all
 from millstream.services.process.logs import about
+from millstream.services.process.waits import with_jitter
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.leader_lock import Delivery, LeaderLock
 from millstream.services.repository.folder import FolderRepository

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from millstream.services.errors import Failure
-from millstream.services.process.cancel import cancel_all
+from millstream.services.process.cancellation import cancel_all
 from millstream.services.process.logs import about
-from millstream.services.process.ticks import next_tick
+from millstream.services.process.waits import next_tick
 from millstream.services.queue.leader_lock import LeaderLock
 
 log = logging.getLogger("millstream.controller")

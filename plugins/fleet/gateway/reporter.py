@@ -17,8 +17,8 @@ from millstream.gateway.scheduling.lane import Lane
 from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.plugins.fleet.scaling import GatewayLoads, PoolLoad, ScaleDecision, is_fresh
 from millstream.services.errors import Failure
-from millstream.services.process.cancel import cancel_all
-from millstream.services.process.ticks import next_tick
+from millstream.services.process.cancellation import cancel_all
+from millstream.services.process.waits import next_tick
 from millstream.services.queue.limited_client import FAREWELL_S_MAX, without_redis_after
 
 log = logging.getLogger("millstream.scaling")

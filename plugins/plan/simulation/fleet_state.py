@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from millstream.plugins.plan.simulation.models import SimulatedModel
-from millstream.services.placement.headroom import OrderedLoads
+from millstream.services.placement.preloads import OrderedLoads
 from millstream.services.placement.usage import NO_USAGE, Usage
 from millstream.services.placement.views import PlacedInstance, WorkerView
 

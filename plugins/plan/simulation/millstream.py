@@ -13,8 +13,8 @@ from millstream.plugins.fleet.planned import Plan, PlannedOrder, ServedVersion
 from millstream.plugins.fleet.planner import plan
 from millstream.plugins.plan.simulation.fleet_state import FleetState, QueuedLoad, SimulatedWorker
 from millstream.services.placement.fleet import Fleet, PoolOffer, is_worth_moving, without_unloading
-from millstream.services.placement.headroom import headroom_of, unloaded_ahead
 from millstream.services.placement.line import Wait, turn
+from millstream.services.placement.preloads import headroom_of, unloaded_ahead
 from millstream.services.placement.views import UNLIMITED_BYTES, Refusal, WorkerView
 
 #: How old the record of a worker may be in which nothing was loaded or unloaded. Real ones show calls up to 5 s late.

@@ -24,8 +24,8 @@ from millstream.plugins.plan.simulation.fleet_state import FleetState, QueuedLoa
 from millstream.plugins.plan.simulation.models import SimulatedModel
 from millstream.plugins.plan.simulation.policies import Policy
 from millstream.plugins.plan.simulation.traffic import Trace
-from millstream.services.placement.headroom import OrderedLoads
 from millstream.services.placement.line import Wait, ready_in_s
+from millstream.services.placement.preloads import OrderedLoads
 from millstream.services.placement.views import Refusal, RefusalKind
 from millstream.services.wire.orders import OrderReason
 from millstream.services.wire.records import LoadRecord

@@ -18,7 +18,7 @@ from millstream.services.cli.commands.up import run
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.extras import require
 from millstream.services.plugin.registry import contributions
-from millstream.services.process.descriptors import open_standard_descriptors
+from millstream.services.process.inheritance import open_standard_descriptors
 
 if TYPE_CHECKING:
     from millstream.services.settings import Settings

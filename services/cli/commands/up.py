@@ -11,7 +11,7 @@ import typer
 from millstream.client.cli.failures import usage_of
 from millstream.client.cli.options import Json, load_settings
 from millstream.services.extras import require
-from millstream.services.process.descriptors import open_standard_descriptors
+from millstream.services.process.inheritance import open_standard_descriptors
 from millstream.services.process.printable import printable
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def run(settings: Settings, *, json_output: bool, required: bool = False) -> int
 
 def _check(settings: Settings) -> None:
     """Warn of variables that are no settings, and of memory that workers do not have. Raises wrong usage."""
-    from millstream.services.process.memory_share import check_memory, total_bytes
+    from millstream.services.process.machine_share import check_memory, total_bytes
     from millstream.services.settings import unknown_variables
     from millstream.services.supervisor.pool_specs import check_device_memory, memory_of_pools, worker_counts
 

@@ -28,7 +28,7 @@ from millstream.plugins.compat.tfserving.lookup import find_route, find_view, ve
 from millstream.plugins.compat.tfserving.predict import SIGNATURE_NAME, check_signature_name, of_classes
 from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.process.threads import run_in_thread_if_large
 
 #: tasks of a MultiInference call; each is a request
 TASKS_MAX = 16

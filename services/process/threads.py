@@ -1,8 +1,10 @@
-"""Work at low priority: of a thread in a process that also answers requests, or of a whole process.
+"""Which thread work runs in, and at which priority.
+
+many bytes ─> a thread of the event loop, a few at a time
+changes of files ─> threads of their own: a slow disk, or a lock of another process, would make all other work wait
 
 The nice level belongs to a thread in Linux, and threads that it starts inherit it. Without privileges it can only be
 raised, so a thread that was lowered must end after its work, or do no other.
-
 The level alone decides how the processor's time is shared, not when: a thread that wakes up waits until the running one
 has used its slice of the time, or until the next tick of the kernel's clock, 4 ms where it ticks 250 times a second.
 From Linux 6.12 on it does not wait if its own slice is shorter. So a lowered thread gets a slice that is longer.
@@ -11,6 +13,8 @@ Source: sched(7), sched_setattr(2); kernel/sched/features.h, PREEMPT_SHORT.
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import ctypes
 import os
 import platform
@@ -18,13 +22,54 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from millstream.services.process.c_library import c_library
+from millstream.services.process.cancellation import uninterrupted
 
-_Result = TypeVar("_Result")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Work on fewer bytes runs in the event loop; work on more would delay its other requests.
+LARGE_BYTES_MIN = 64 * 1024
+#: Python's number objects are many times larger than their text: more threads would cost memory and gain no time.
+LARGE_THREADS_MAX = 2
+
+_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+async def run_in_thread_if_large(size_bytes: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return `work(…)`, run in a thread if `size_bytes`, the bytes it works on, is large."""
+    if size_bytes < LARGE_BYTES_MIN:
+        return work(*args, **kwargs)
+    slots = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(LARGE_THREADS_MAX))
+    async with slots:
+        return await asyncio.to_thread(work, *args, **kwargs)
+
+
+STORAGE_THREADS_MAX = 8
+
+
+async def in_storage_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return `work(…)`, run in one of a few threads, which all event loops of this process share."""
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(_threads(), partial(context.run, work, *args, **kwargs))
+
+
+async def to_end_in_storage_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do the same, and wait for its end even if this task is cancelled meanwhile, as `uninterrupted` does."""
+    return await uninterrupted(in_storage_thread(work, *args, **kwargs))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(STORAGE_THREADS_MAX, thread_name_prefix="storage")
+
 
 #: About a tenth of the processor time of a thread of the normal level (sched(7)). Not 19: a thread that waits for the
 #: processor while it has the interpreter's lock makes the threads of requests wait, too.
@@ -64,19 +109,19 @@ def _lengthen_slice(level: int) -> None:
         c_library().syscall(number, 0, ctypes.c_char_p(attributes), 0)  # an older kernel ignores the slice
 
 
-def at_low_priority(work: Callable[[], _Result]) -> _Result:
+def at_low_priority(work: Callable[[], T]) -> T:
     """Run `work` in a thread of low priority and return its result; raises what it raises."""
 
-    def lowered() -> _Result:
+    def lowered() -> T:
         lower_priority()
         return work()
 
     return in_own_thread(lowered)
 
 
-def in_own_thread(work: Callable[[], _Result]) -> _Result:
+def in_own_thread(work: Callable[[], T]) -> T:
     """Run `work`, which may lower its thread's priority, in a thread that ends with it; raises what it raises."""
-    results: list[_Result] = []
+    results: list[T] = []
     errors: list[BaseException] = []
 
     def run() -> None:
