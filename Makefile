@@ -21,12 +21,12 @@ JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 4); echo $$(( cores < 4 ? 4 :
 PARALLEL := --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 # What `make test` runs, a file or folder each line: most that start no installation, and some others for each part.
 ESSENTIAL := tests/essential.txt
-LIVE := $(wildcard tests/integration/test_*.py tests/faults/test_*.py)
+LIVE := $(wildcard tests/integration/test_*.py tests/faults/test_*.py tests/plugins/*/live/test_*.py)
 COVERAGE := build/coverage
 FLOORS := build/floors
 # Left out: the models of the onnx package and the document that FastAPI writes, which differ between versions.
 FLOORS_TESTS := tests/unit tests/integration/test_tritonclient.py \
-    --ignore tests/unit/test_independence_corpus.py --ignore tests/unit/test_openapi_document.py
+    --ignore tests/plugins/proof/unit/test_independence_corpus.py --ignore tests/unit/test_openapi_document.py
 FUZZ_LOCK := deploy/locks/fuzz.txt
 CLIENTS_LOCK := deploy/locks/clients.txt
 AUDIT_LOCK := deploy/locks/audit.txt
@@ -54,7 +54,7 @@ test-all: install $(VENV)/.clients $(VENV)/.audit ## run all tests but those of 
 	@$(BIN)/python -m pytest $(PARALLEL)
 
 test-quick: install ## run the tests that start no installation: minutes
-	@$(BIN)/python -m pytest $(PARALLEL) tests/fuzz tests/contract tests/property tests/unit
+	@$(BIN)/python -m pytest $(PARALLEL) tests/fuzz tests/contract tests/property tests/unit $(wildcard tests/plugins/*/unit)
 
 test-frameworks: $(VENV)/.frameworks ## run the tests of other frameworks, in an environment of their own (ARGS="-k keras")
 	@if [ -d $(VENV)/frameworks ]; then PYTHONPATH=$(CURDIR)/src:$(CURDIR) $(VENV)/frameworks/bin/python -m pytest \

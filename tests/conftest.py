@@ -34,6 +34,8 @@ os.environ.setdefault("MILLSTREAM_DRAIN_DELAY_S", "0")
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+pytest_plugins = ("tests.kit.fixtures",)
+
 PROPERTY = "left out for want of"  # of a test's report: also xdist's workers hand it over
 
 

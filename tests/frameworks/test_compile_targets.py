@@ -9,8 +9,8 @@ import pytest
 from millstream.plugins.compile.compile_runner import compile_candidate
 from millstream.plugins.compile.targets import TARGETS, get_target
 from millstream.plugins.compile.targets.base import Target
-from tests.contract.test_compile_target import HERE as ORDINARY
 from tests.kit.compile_targets import check_compiles, check_fails, compiled, samples, subject, task
+from tests.plugins.compile.unit.test_compile_target import HERE as ORDINARY
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]  # each compiles up to four times, for 240 s at most
 NAMES = ("openvino-int8", "openvino-int8-dynamic", "iree", "tvm")

@@ -78,12 +78,13 @@ def test_make_test_runs_files_that_exist_and_says_how_many_it_leaves_out() -> No
     listed = [line for line in lines if not line.startswith("--ignore=")]
     live = {
         str(path.relative_to(ROOT))
-        for name in ("integration", "faults")
+        for name in ("integration", "faults", "plugins/*/live")
         for path in ROOT.glob(f"tests/{name}/test_*.py")
     }
     files = {line.partition("::")[0] for line in listed}  # some run one test of a file
     assert [path for path in (*files, *ignored) if not (ROOT / path).exists()] == []
-    assert files - live == {"tests/fuzz", "tests/contract", "tests/property", "tests/unit"}
+    units = {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/plugins/*/unit")}
+    assert files - live == {"tests/fuzz", "tests/contract", "tests/property", "tests/unit"} | units
     # not as a part of the make that runs the tests
     environment = {name: value for name, value in child_environment({}).items() if not name.startswith("MAKE")}
     said = subprocess.check_output(["make", "--dry-run", "test", "ARGS="], cwd=ROOT, text=True, env=environment)

@@ -1,4 +1,4 @@
-"""A pool on every Redis server that is to be had. Tests of something else have a server of their own."""
+"""Fixtures of tests in several folders: one running product for those that only call it, and a pool on every Redis."""
 
 from __future__ import annotations
 
@@ -11,6 +11,20 @@ from millstream.services.queue.server import Binary
 from millstream.services.queue.url import RedisAddress, client
 from tests.kit.pool import Pool
 from tests.kit.redis_server import binaries, redis_server
+from tests.kit.stack import Stack, assert_quiet, running_stack
+
+
+@pytest.fixture(scope="session")
+def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("stack"), gateways=2, pools="cpu=2") as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(shared_stack: Stack) -> Iterator[Stack]:
+    """Two gateways and two CPU workers; after the test nothing of it is on its way or held."""
+    yield shared_stack
+    assert_quiet(shared_stack)
 
 
 @pytest.fixture(scope="module", params=binaries(), ids=str)

@@ -245,7 +245,7 @@ def test_the_axes_of_softmax_follow_the_opset():
 
 
 def test_the_limits_of_the_analysis_are_those_of_the_documentation():
-    page = (Path(__file__).parents[2] / "docs/batching.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/batching.md").read_text()
     assert f"{analysis.NODES_MAX:,} operators" in page
     assert f"deeper than {analysis.DEPTH_MAX} levels" in page
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.test_independence import ends_with
+from tests.plugins.proof.unit.test_independence import ends_with
 
 #: the number of rows as a scalar n and as a vector n1
 SIZE = """s = Shape(x)  zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()

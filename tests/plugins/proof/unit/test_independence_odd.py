@@ -10,8 +10,8 @@ from onnx import helper, numpy_helper
 from millstream.plugins.proof.analysis import prove
 from millstream.services.ingest.proof import Proof
 from tests.kit.independence import load
-from tests.unit.test_independence import chain, ends_with, named_function, parsed, proof
-from tests.unit.test_independence_hostile import SIZE
+from tests.plugins.proof.unit.test_independence import chain, ends_with, named_function, parsed, proof
+from tests.plugins.proof.unit.test_independence_hostile import SIZE
 
 ODD = {
     "no axes to squeeze": (

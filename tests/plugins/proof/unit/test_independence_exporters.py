@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from millstream.plugins.proof.analysis import prove
 from millstream.services.model.manifest import ROWS_MAX
 from tests.kit.independence import assert_independent, load, run_alone
-from tests.unit.test_independence import ends_with, proof
+from tests.plugins.proof.unit.test_independence import ends_with, proof
 
 #: all rows f as one sequence, row numbers r4, places p4, and the length l1
 FLAT = """zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()  three = Constant<value_int = 3>()

@@ -10,7 +10,7 @@ from pathlib import Path
 from millstream.plugins.compile.targets import TARGETS
 from millstream.services.environment import child_environment
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 
 
 def run(folder: Path, *arguments: str, plugins: str = "all") -> str:
