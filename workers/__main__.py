@@ -65,20 +65,18 @@ from millstream.workers.batches.lease import Lease, LeaseValidity, ReplyWriter
 from millstream.workers.batches.live_check import LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
 from millstream.workers.batches.watchdog import GRACE_S, LoopState, Watchdog
-from millstream.workers.departure import Departure
-from millstream.workers.drain import DrainThread
 from millstream.workers.heartbeat import LIFE_LEASES, Heartbeat
+from millstream.workers.leave import DrainThread, Leave, record_unseen_load_deaths, report_unseen_deaths
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.models.beat_signal import BeatSignal
 from millstream.workers.models.load_version import LoadEnvironment
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.models.memory_budget import SPARE_BYTES, DeviceBudget, MemoryBudget
 from millstream.workers.models.memory_limit import IdleTrimmer, MemoryLimit, prefer_for_oom_kill
 from millstream.workers.models.profiler import KnownProfiles
+from millstream.workers.models.record_parts import BeatSignal
 from millstream.workers.models.usage_log import UsageLog
 from millstream.workers.models.wanted import WantedVersions
 from millstream.workers.orders import OrderThread
-from millstream.workers.overdue_replies import OverdueReplies
 from millstream.workers.parts import Progress, WorkerPart, WorkerParts
 from millstream.workers.reconciler import Reconciler
 from millstream.workers.residency.loader import Limits
@@ -86,8 +84,7 @@ from millstream.workers.residency.residency import Residency
 from millstream.workers.residency.unloads import Unloads
 from millstream.workers.residency.version_loads import LoadGuard, VersionLoads
 from millstream.workers.run_outcomes import BatchingOff
-from millstream.workers.run_reports import RunReports
-from millstream.workers.unseen_deaths import record_unseen_load_deaths, report_unseen_deaths
+from millstream.workers.run_reports import OverdueReplies, RunReports
 from millstream.workers.worker import Worker
 
 log = logging.getLogger("millstream.worker")
@@ -234,9 +231,7 @@ class WorkerProcess:
             self.metrics.redis_answers,
         )
         self.loop = self._new_loop(repository)
-        self._departure = Departure(
-            self._connect, self._heartbeat, self._signal, self._leases, self._reconciler, self.loop
-        )
+        self._leave = Leave(self._connect, self._heartbeat, self._signal, self._leases, self._reconciler, self.loop)
         self._watchdog = self._new_watchdog()
 
     def start(self) -> None:
@@ -248,7 +243,7 @@ class WorkerProcess:
         if missing := missing_for(self._backend.name, self._settings.worker_device, self._device, self._packages):
             log.warning("pool %s can load no model: %s", self._identity.pool, missing)
         report_unseen_deaths(self._connect, self._runs, f"{self._identity.name}-")
-        self._drain.start(self._departure.begin, self._departure.leave_early)
+        self._drain.start(self._leave.begin, self._leave.leave_early)
         self._watchdog.start()
         self._heartbeat.start()
         self._reconciler.start()
@@ -277,7 +272,7 @@ class WorkerProcess:
             part.stop()
         self._reconciler.stop()  # no further version is loaded, and no lane is added
         self._heartbeat.stop()  # before the worker leaves its pool: a beat would bring it back
-        self._departure.leave()  # what it might still lease goes to other workers
+        self._leave.leave()  # what it might still lease goes to other workers
         if self._mark is not None:
             self._mark.close()  # nothing runs: a later process finds no mark
         self._process_metrics.stop()
@@ -311,8 +306,8 @@ class WorkerProcess:
             self._state,
             self._clock,
             settings.worker_run_s_max,
-            self._departure.give_back_waiting,
-            self._departure.end_stuck,
+            self._leave.give_back_waiting,
+            self._leave.end_stuck,
             grace_s,
             (reports.look, overdue.look),
         )

@@ -18,7 +18,7 @@ from millstream.services.process.waits import Backoff
 from millstream.services.wire.records import InstanceRecord, WorkerRecord
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.batches.lease import LeaseValidity
-from millstream.workers.models.beat_signal import BeatSignal
+from millstream.workers.models.record_parts import BeatSignal
 
 log = logging.getLogger("millstream.heartbeat")
 BACKOFF_S_MIN = 0.05

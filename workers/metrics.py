@@ -40,11 +40,14 @@ class WorkerMetrics:
         self._redis_answered: bool | None = None  # the last heartbeat; None: Redis was never reached
         registry.gauge(catalogue.WORKER_INFO, worker, pool, device).set(1)
 
+    def _labels(self, manifest: Manifest) -> tuple[str, str, str]:
+        return manifest.model, str(manifest.version), self._pool
+
     def ran(self, model: LoadedModel, seconds: float, rows: int) -> None:
         manifest = model.manifest
         series = self._runs.get(manifest.content_id)
         if series is None:
-            registry, labels = self._registry, (manifest.model, str(manifest.version), self._pool)
+            registry, labels = self._registry, self._labels(manifest)
             series = self._runs[manifest.content_id] = (
                 registry.histogram(catalogue.EXECUTION_DURATION, *labels),
                 registry.histogram(catalogue.BATCH_ROWS, *labels),
@@ -55,11 +58,11 @@ class WorkerMetrics:
 
     def out_of_memory(self, model: LoadedModel) -> None:
         manifest = model.manifest
-        self._registry.counter(catalogue.RUNS_OUT_OF_MEMORY, manifest.model, str(manifest.version), self._pool).add()
+        self._registry.counter(catalogue.RUNS_OUT_OF_MEMORY, *self._labels(manifest)).add()
 
     def terminated(self, model: LoadedModel) -> None:
         manifest = model.manifest
-        self._registry.counter(catalogue.RUNS_TERMINATED, manifest.model, str(manifest.version), self._pool).add()
+        self._registry.counter(catalogue.RUNS_TERMINATED, *self._labels(manifest)).add()
 
     def sent(self, sender: ReplySender) -> None:
         """Count what was written and sent since the last call."""
@@ -119,28 +122,24 @@ class WorkerMetrics:
 
     def loaded(self, manifest: Manifest, seconds: float) -> None:
         """Count a load that succeeded, and its time."""
-        labels = (manifest.model, str(manifest.version), self._pool)
-        self._registry.histogram(catalogue.MODEL_LOAD_DURATION, *labels).observe(seconds)
+        self._registry.histogram(catalogue.MODEL_LOAD_DURATION, *self._labels(manifest)).observe(seconds)
 
     def load_failed(self, manifest: Manifest) -> None:
         """Count a load that failed."""
         self._load_failures(manifest).add()
 
     def _load_failures(self, manifest: Manifest) -> Counter:
-        labels = (manifest.model, str(manifest.version), self._pool)
-        return self._registry.counter(catalogue.MODEL_LOAD_FAILURES, *labels)
+        return self._registry.counter(catalogue.MODEL_LOAD_FAILURES, *self._labels(manifest))
 
     def unload_ended(self, manifest: Manifest, seconds: float) -> None:
         """Count the time until the memory of a version was free."""
-        labels = (manifest.model, str(manifest.version), self._pool)
-        self._registry.histogram(catalogue.MODEL_UNLOAD_DURATION, *labels).observe(seconds)
+        self._registry.histogram(catalogue.MODEL_UNLOAD_DURATION, *self._labels(manifest)).observe(seconds)
 
     def evicted(self, manifest: Manifest, reason: str, age_s: float | None) -> None:
         """Count a version that was unloaded although it is served, `age_s` after its last call; None: it had none."""
-        labels = (manifest.model, str(manifest.version), self._pool, reason)
-        self._registry.counter(catalogue.EVICTIONS, *labels).add()
+        self._registry.counter(catalogue.EVICTIONS, *self._labels(manifest), reason).add()
         if age_s is not None:
-            self._registry.histogram(catalogue.EVICTION_AGE, *labels).observe(age_s)
+            self._registry.histogram(catalogue.EVICTION_AGE, *self._labels(manifest), reason).observe(age_s)
 
     def race_ended(self, outcome: str, seconds: float = 0.0) -> None:
         """Count a race that ended; `seconds`: how long it took until its verdict, 0 without one."""
@@ -155,13 +154,11 @@ class WorkerMetrics:
 
     def variant_swapped(self, manifest: Manifest) -> None:
         """Count a version that compiled forms serve from now on."""
-        labels = (manifest.model, str(manifest.version), self._pool)
-        self._registry.counter(catalogue.VARIANTS_SWAPPED, *labels).add()
+        self._registry.counter(catalogue.VARIANTS_SWAPPED, *self._labels(manifest)).add()
 
     def variant_undone(self, manifest: Manifest) -> None:
         """Count a verdict that this worker took back."""
-        labels = (manifest.model, str(manifest.version), self._pool)
-        self._registry.counter(catalogue.VARIANTS_UNDONE, *labels).add()
+        self._registry.counter(catalogue.VARIANTS_UNDONE, *self._labels(manifest)).add()
 
     def instances(self, ready: int) -> None:
         """Show how many versions this worker has ready."""
@@ -169,9 +166,7 @@ class WorkerMetrics:
 
     def bytes_of(self, model: LoadedModel, size_bytes: int) -> None:
         manifest = model.manifest
-        gauge = self._registry.gauge(
-            catalogue.INSTANCE_MEMORY_BYTES, manifest.model, str(manifest.version), self._pool, self._worker
-        )
+        gauge = self._registry.gauge(catalogue.INSTANCE_MEMORY_BYTES, *self._labels(manifest), self._worker)
         gauge.set(size_bytes)
 
     def end_series(self, exists: Exists, now: float) -> None:
@@ -180,6 +175,4 @@ class WorkerMetrics:
 
     def unloaded(self, model: LoadedModel) -> None:
         manifest = model.manifest
-        self._registry.remove(
-            catalogue.INSTANCE_MEMORY_BYTES, manifest.model, str(manifest.version), self._pool, self._worker
-        )
+        self._registry.remove(catalogue.INSTANCE_MEMORY_BYTES, *self._labels(manifest), self._worker)

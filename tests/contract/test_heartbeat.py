@@ -8,7 +8,7 @@ from millstream.services.wire.records import InstanceRecord, State
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.batches.lease import LeaseValidity
 from millstream.workers.heartbeat import Heartbeat
-from millstream.workers.models.beat_signal import BeatSignal
+from millstream.workers.models.record_parts import BeatSignal
 from tests.kit.catalog import worker
 from tests.kit.pool import ATTEMPTS_MAX, Pool
 from tests.kit.wait import wait_until

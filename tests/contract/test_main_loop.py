@@ -28,7 +28,7 @@ from millstream.workers.batches.reply_sender import ReplySender
 from millstream.workers.batches.watchdog import LoopState
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.loaded_models import LoadedModels
-from millstream.workers.overdue_replies import OverdueReplies
+from millstream.workers.run_reports import OverdueReplies
 from millstream.workers.worker import Worker
 from tests.kit.pool import Pool
 from tests.kit.wait import wait_until

@@ -34,7 +34,7 @@ COMMANDS = {
 #: Stops when it is told, and does not end by itself. Arguments: the drain time, whether a supervisor started it.
 DRAINING_WORKER = """
 import sys, time
-from millstream.workers.drain import DrainThread
+from millstream.workers.leave import DrainThread
 drain_s, supervised = float(sys.argv[1]), sys.argv[2] == "yes"
 DrainThread(drain_s, supervised=supervised).start(lambda: print("stops", flush=True), lambda: None)
 print("started", flush=True)

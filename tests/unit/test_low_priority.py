@@ -16,8 +16,7 @@ from millstream.services.process.c_library import c_library
 from millstream.services.process.threads import NICE, at_low_priority, in_own_thread, lower_priority
 from millstream.services.repository.folder import FolderRepository
 from millstream.workers.backends import get_backend
-from millstream.workers.models.load_version import LoadEnvironment
-from millstream.workers.models.open_form import open_form
+from millstream.workers.models.load_version import LoadEnvironment, open_form
 from millstream.workers.residency.loader import LoadThreads
 from tests.kit import models
 from tests.kit.versions import SIGNATURE, publish_model

@@ -8,7 +8,7 @@ import pytest
 
 from millstream.services.errors import Code, Failure
 from millstream.workers.batches.consumer import Finished
-from millstream.workers.overdue_replies import AGAIN_S, OVERDUE_S, OverdueReplies
+from millstream.workers.run_reports import AGAIN_S, OVERDUE_S, OverdueReplies
 from tests.unit.test_runner import lease
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from millstream.services.placement.views import Refusal, RefusalKind
-from millstream.workers.models.beat_signal import BeatSignal
-from millstream.workers.models.refusals import LOGGED_AGAIN_S, REFUSALS_MAX, RETRY_S_MIN, Refusals
+from millstream.workers.models.record_parts import LOGGED_AGAIN_S, REFUSALS_MAX, RETRY_S_MIN, BeatSignal, Refusals
 
 FULL = Refusal(RefusalKind.NOTHING_EVICTABLE, "all others are in use", 0.1)
 FAILED = Refusal(RefusalKind.FAILED, "it failed", 30.0)

@@ -10,7 +10,7 @@ import pytest
 
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.placement.views import Footprint
-from millstream.workers.models.load_version import COMPILE_BYTES_MIN, LoadEnvironment
+from millstream.workers.models.load_version import COMPILE_BYTES_MIN, LoadEnvironment, LoadTask
 from millstream.workers.models.memory_budget import MemoryBudget
 from millstream.workers.variants.compiles import MEMORY_FIXED_BYTES, MEMORY_RATIO, VariantCompiles
 from tests.contract.repositories import manifest
@@ -44,9 +44,9 @@ def compiles(budget: MemoryBudget) -> VariantCompiles:
 
 @pytest.fixture
 def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Replace the process that compiles by one that writes its arguments and never ends."""
-    program, said = tmp_path / "program", tmp_path / "arguments"
-    program.write_text(f'#!/bin/sh\necho "$@" > {said}.new && mv {said}.new {said}\nexec sleep 1000\n')
+    """Replace the process that compiles by one that writes down its task and never ends."""
+    program, said = tmp_path / "program", tmp_path / "task"
+    program.write_text(f"#!/bin/sh\ncat > {said}.new && mv {said}.new {said}\nexec sleep 1000\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     return said
@@ -59,7 +59,7 @@ def test_a_compilation_counts_and_gives_way_to_a_load(endless: Path) -> None:
     compiling.want(large())
     wait_until(endless.exists, what="it runs")
     assert budget.used_bytes == BASE + NEEDED
-    assert f"--memory {NEEDED}" in endless.read_text(), "its process has a limit"
+    assert LoadTask.model_validate_json(endless.read_bytes()).memory_bytes == NEEDED, "its process has a limit"
     assert not budget.reserve("load", Footprint(1))
     assert compiling.memory.give_way()
     assert budget.used_bytes == BASE
@@ -79,6 +79,6 @@ def test_without_a_limit_it_has_none(endless: Path) -> None:
     compiling = compiles(MemoryBudget(0, lambda: BASE))
     compiling.want(large())
     wait_until(endless.exists, what="it runs")
-    assert "--memory 0" in endless.read_text()
+    assert LoadTask.model_validate_json(endless.read_bytes()).memory_bytes == 0
     assert compiling.memory.give_way()
     compiling.stop()

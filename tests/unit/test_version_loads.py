@@ -15,10 +15,10 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.models.beat_signal import BeatSignal
 from millstream.workers.models.load_version import LoadEnvironment, load, probe
 from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.models.memory_budget import MemoryBudget
+from millstream.workers.models.record_parts import BeatSignal
 from millstream.workers.residency import version_loads
 from millstream.workers.residency.failed_loads import FAILED_OFTEN_RETRY_S, FAILED_RETRY_S, FAILURES_MAX, FailedLoads
 from millstream.workers.residency.loader import Limits, LoadPolicy, LoadRequest
@@ -139,7 +139,7 @@ def test_a_trial_load_is_a_phase_before_the_load(tmp_path: Path, monkeypatch: py
     for name, function in (("probe", probe), ("load", load)):
 
         def noted(*arguments: Any, name: str = name, function: Callable[..., Any] = function) -> Any:
-            [current] = loads._loader._loads
+            [current] = loads._loads
             phases.append((name, current.phase))
             return function(*arguments)
 

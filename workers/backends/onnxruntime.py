@@ -24,11 +24,21 @@ from millstream.services.model.signature import Signature
 from millstream.services.process.process_memory import return_freed
 from millstream.services.process.threads import lower_priority
 from millstream.services.repository.variants import Target
-from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
+from millstream.workers.backends.base import (
+    NO_OPTIONS,
+    Array,
+    Options,
+    OutOfMemory,
+    Stop,
+    Terminated,
+    Value,
+    check_options,
+)
 from millstream.workers.backends.device_buffers import DeviceBuffers
-from millstream.workers.backends.engine_report import EngineReport
+from millstream.workers.backends.engine_parts import whole_import
 from millstream.workers.backends.gpu import (
     CPU,
+    EngineReport,
     GraphTrial,
     describe_gpu,
     engines_key,
@@ -37,8 +47,6 @@ from millstream.workers.backends.gpu import (
     providers,
     tensorrt_version,
 )
-from millstream.workers.backends.options import NO_OPTIONS, Options, Value, check_options
-from millstream.workers.backends.whole_import import whole_import
 
 MESSAGE_CHARACTERS_MAX = 1000
 

@@ -2,6 +2,7 @@
 
 verify digests ─> backend.load ─> warm up, measure ─> LoadedVersion, with the bytes that it took
 A suspect version is loaded in a process of its own first (workers.variants.trial_load): a crash there loses nothing.
+A compiled form is opened beside an instance that serves, warmed up and measured (`open_form`).
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+from pydantic import BaseModel
 
 from millstream.services.crashes.load_marks import PROBE, take_stale_marks
 from millstream.services.environment import child_environment
@@ -21,12 +25,13 @@ from millstream.services.model.profile import Profile
 from millstream.services.model.version_files import describe_file, overwritten
 from millstream.services.process.exit_status import describe_exit
 from millstream.services.process.gc_tuning import freeze_gc
-from millstream.services.process.threads import at_low_priority, lower_priority
+from millstream.services.process.inheritance import die_with_parent
+from millstream.services.process.threads import at_low_priority, in_own_thread, lower_priority
 from millstream.services.repository.variants import Variants
 from millstream.services.sandbox.child import ChildProcess
 from millstream.services.wire.records import kind_of
 from millstream.services.wire.worker_id import new_start, worker_id
-from millstream.workers.backends.base import Backend, Instance, OutOfMemory, Stop
+from millstream.workers.backends.base import Backend, Instance, Options, OutOfMemory, Stop
 from millstream.workers.models.footprint_meter import FootprintMeter, Measurement
 from millstream.workers.models.memory_budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION, MemoryBudget
 from millstream.workers.models.profiler import KnownProfiles, measure, runs_as_known, warm_up
@@ -208,6 +213,30 @@ def _profile(
     return profile, True
 
 
+class LoadTask(BaseModel):
+    """What a process beside the worker loads or compiles, as JSON on its standard input.
+
+    Args:
+        start: distinguishes a trial load from all others.
+        warm_up_s_max: seconds after which its warm-up is ended.
+        memory_bytes: that a compilation may use; 0: no limit.
+    """
+
+    manifest: Manifest
+    backend: str
+    device: str
+    threads: int
+    start: str = ""
+    warm_up_s_max: float = 0.0
+    memory_bytes: int = 0
+
+
+def read_task() -> LoadTask:
+    """Return the task of this process, which ends with its parent from now on."""
+    die_with_parent(int(sys.argv[-1]))
+    return LoadTask.model_validate_json(sys.stdin.read())
+
+
 def probe(manifest: Manifest, at: LoadEnvironment, run_dir: Path, warm_up_s_max: float, stop: Stop) -> str:
     """Load a version in a process of its own on trial. Returns how that process died; "" if it did not.
 
@@ -215,15 +244,18 @@ def probe(manifest: Manifest, at: LoadEnvironment, run_dir: Path, warm_up_s_max:
     through `stop`: by the loader at the limit of the trial, or here if the warm-up takes longer than `warm_up_s_max`.
     """
     start = new_start()
-    child = ChildProcess(
-        "millstream.workers.variants.trial_load",
-        *("--start-id", start, "--backend", at.backend_name, "--device", at.device, "--threads", str(at.threads)),
-        *("--warm-up-s-max", str(warm_up_s_max)),
-        environment=child_environment({}),
+    task = LoadTask(
+        manifest=manifest,
+        backend=at.backend_name,
+        device=at.device,
+        threads=at.threads,
+        start=start,
+        warm_up_s_max=warm_up_s_max,
     )
+    child = ChildProcess("millstream.workers.variants.trial_load", environment=child_environment({}))
     try:
         stop.on_request(child.kill)
-        ended = child.run(manifest.model_dump_json().encode())
+        ended = child.run(task.model_dump_json().encode())
     finally:
         child.close()
         take_stale_marks(run_dir, worker_id(PROBE, start))
@@ -257,3 +289,50 @@ def verify(folder: Path, manifest: Manifest, without: str = "") -> None:
                 Code.MODEL,
                 f"damaged: {file.path} is not the file that was {what} (sha256 differs){overwritten(manifest)}",
             )
+
+
+LOAD_S_MAX = 300.0  # for loading, warming up and measuring one form
+
+
+def open_form(
+    manifest: Manifest,
+    files: tuple[Path, Path],
+    backend: Backend,
+    at: LoadEnvironment,
+    options: Options,
+    rows_max: int,
+) -> tuple[Instance, dict[int, float]]:
+    """Load one form of a version; return it with the seconds of runs by rows.
+
+    `files` are the version's folder and the file to load; `options` are those of Backend.load; `rows_max` is the most
+    rows of a run.
+
+    Raises Failure: MODEL, OutOfMemory, UNAVAILABLE if the library is not installed, INVALID for unknown options.
+    """
+    folder, path = files
+    stop = Stop()
+    limit = threading.Timer(LOAD_S_MAX, lambda: stop.request(took_too_long("loading", LOAD_S_MAX)))
+    limit.daemon = True
+    limit.start()
+    try:
+        backend.prepare(at.device)
+        # In a new thread, at the normal priority: threads that a library starts while it loads inherit it, and serve
+        # later, and a backend lowers its thread once they have started.
+        instance = in_own_thread(
+            lambda: backend.load(path, manifest.signature, at.device, at.threads, stop, options=options)
+        )
+        try:
+            if manifest.signature.reshaped:
+                instance = Reshaped(instance, manifest.signature)
+            stop.on_request(instance.terminate)
+            return instance, at_low_priority(lambda: _prepare(manifest, folder, instance, rows_max))
+        except BaseException:
+            instance.close()
+            raise
+    finally:
+        limit.cancel()
+
+
+def _prepare(manifest: Manifest, folder: Path, instance: Instance, rows_max: int) -> dict[int, float]:
+    warm_up(instance, manifest, folder)
+    return dict(measure(instance, manifest.signature, rows_max, MEASURE_S_MAX).seconds)

@@ -17,7 +17,7 @@ from millstream.services.placement.views import Footprint
 from millstream.services.repository.verdicts import Verdict
 from millstream.services.wire.records import InstanceRecord, State
 from millstream.workers.backends.base import Instance
-from millstream.workers.models.beat_signal import BeatSignal
+from millstream.workers.models.record_parts import BeatSignal
 from millstream.workers.models.usage_log import Calls, Known, UsageLog
 
 #: Records show calls at most this old: a record that changes is read and parsed by every gateway.

@@ -16,12 +16,9 @@ from millstream.services.placement.views import Footprint, PlacedInstance, Refus
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
 from millstream.workers.batches.consumer import Consumer
-from millstream.workers.models.loaded_models import LoadedModels
-from millstream.workers.residency.own_view import OwnView
 from millstream.workers.residency.owner_quotas import OwnerQuotas
-from millstream.workers.residency.state import ResidencyState
-from millstream.workers.residency.unloads import EvictionReason, Unloads
-from millstream.workers.residency.version_loads import VersionLoads
+from millstream.workers.residency.self_view import SelfView
+from millstream.workers.residency.unloads import EvictionReason
 
 log = logging.getLogger("millstream.residency")
 
@@ -35,22 +32,10 @@ RECALL_LIFE_MS = 60_000  # of the demand for a version that a batch waits for
 class Evictions:
     """The evictions of one worker. Safe for several threads."""
 
-    def __init__(
-        self,
-        state: ResidencyState,
-        view: OwnView,
-        models: LoadedModels,
-        loads: VersionLoads,
-        unloads: Unloads,
-        quotas: OwnerQuotas,
-    ) -> None:
-        self._state = state
+    def __init__(self, view: SelfView, quotas: OwnerQuotas) -> None:
         self._view = view
-        self._models = models
-        self._loads = loads
-        self._unloads = unloads
+        self._models, self._unloads, self._budget = view.models, view.unloads, view.budget
         self._quotas = quotas
-        self._budget = loads.memory.budget
         self.ordered = OrderedLoads()
         self._measured = False  # whether a load ended since it was last checked that the budget holds
         self._unpaid = ""  # why nothing is unloaded although the budget is exceeded
@@ -68,20 +53,16 @@ class Evictions:
 
         `stop`: also if it is in use. Raises Failure(UNAVAILABLE) without Redis.
         """
-        with self._state.changed:
-            one = self._state.wanted.get(content_id)
+        with self._view.changed:
+            one = self._view.wanted.get(content_id)
             if one is None or one.placement.pin:
                 return False
             model = self._models.get(content_id)
-            if stop:
-                gone = self._unloads.stop(consumer, content_id, reason, why)
-            else:
-                gone = self._unloads.evict(consumer, content_id, one.placement.instances_min, reason, why)
-            if not gone:
+            if not self._unloads.evict(consumer, content_id, one.placement.instances_min, reason, why, stop=stop):
                 return False
             if model is not None and model.demanded:  # if its lane was not added yet, nothing else ends the demand
                 consumer.end_demand(content_id)
-            self._state.put_away.add(content_id)
+            self._view.put_away.add(content_id)
             now = time.monotonic()
             self._rechecks.extend((now + after_s, content_id) for after_s in RECHECKS_S)
             return True
@@ -96,8 +77,8 @@ class Evictions:
     def unload_idle(self, consumer: Consumer) -> None:
         """Unload the versions that were not called for the `idle_s` of their endpoints, or are outdated."""
         now = self._view.monotonic()
-        with self._state.changed:
-            limited = [one for one in self._state.wanted.values() if one.placement.idle_s or one.outdated]
+        with self._view.changed:
+            limited = [one for one in self._view.wanted.values() if one.placement.idle_s or one.outdated]
             for one in limited:
                 model = self._models.get(one.content_id)
                 if model is not None and model.state is State.READY:
@@ -112,7 +93,7 @@ class Evictions:
         """
         if not self._measured or self._unloads.closing:
             return
-        with self._state.changed:
+        with self._view.changed:
             over_bytes, device_over_bytes = self._budget.over_bytes
             if not over_bytes and not device_over_bytes:
                 self._measured, self._unpaid = False, ""
@@ -137,7 +118,7 @@ class Evictions:
         over = [quota for quota in self._quotas.all() if quota.to_free()]
         if not over or self._unloads.closing:
             return
-        with self._state.changed:
+        with self._view.changed:
             view, protected = self._view.with_use(consumer)
             for quota in over:
                 owned, leaving = self._quotas.view(quota.key, view)
@@ -150,9 +131,9 @@ class Evictions:
 
         Not while another load runs, which could not be measured beside it. Raises Failure(UNAVAILABLE) without Redis.
         """
-        if not self.ordered.any_new or self._loads.pending or self._unloads.closing:
+        if not self.ordered.any_new or self._view.loads.pending or self._unloads.closing:
             return
-        with self._state.changed:
+        with self._view.changed:
             expected = self.ordered.take()
             if expected is None:
                 return
@@ -171,7 +152,7 @@ class Evictions:
 
     def closed(self, victims: Sequence[str]) -> bool:
         """Wait until instances that were unloaded are closed; False: that takes longer than CLOSE_WAIT_S."""
-        return self._state.changed.wait_for(lambda: not self._unloads.any_closing(victims), CLOSE_WAIT_S)
+        return self._view.changed.wait_for(lambda: not self._unloads.any_closing(victims), CLOSE_WAIT_S)
 
     def recall(self, consumer: Consumer) -> None:
         """Order the load of unloaded versions whose lanes have calls: their gateways did not know of the unload.
@@ -181,7 +162,7 @@ class Evictions:
         now = time.monotonic()
         for _ in range(len(self._rechecks)):
             at, content_id = self._rechecks.popleft()
-            gone = self._models.get(content_id) is None and content_id in self._state.wanted
+            gone = self._models.get(content_id) is None and content_id in self._view.wanted
             if at > now or self._unloads.any_closing([content_id]):
                 self._rechecks.append((at, content_id))
             elif gone and consumer.has_calls(content_id):

@@ -173,7 +173,7 @@ class Loader:
     ) -> None:
         self._run = run
         self._policy = LoadPolicy()
-        self._on_stuck = on_stuck
+        self._stuck = on_stuck
         self._limits = limits
         self._clock = clock
         self._lock = threading.Condition()
@@ -342,7 +342,7 @@ class Loader:
             self._request_end(load, took_too_long(load.phase, load.limit_s))
         if now > load.end_requested_at + GRACE_S and not load.stuck:
             load.stuck = True
-            self._on_stuck(load)
+            self._stuck(load)
 
 
 def _waits_s(demanded: bool, before_demanded: bool) -> float:

@@ -17,12 +17,10 @@ from millstream.services.errors import Failure
 from millstream.services.placement.quota import Held, Quota, counted, read_held, write_held
 from millstream.services.placement.views import WorkerView
 from millstream.services.wire.records import State
+from millstream.services.wire.worker_id import name_of
 from millstream.workers.batches.consumer import Consumer
-from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.models.wanted import Wanted
-from millstream.workers.residency.own_view import OwnView
-from millstream.workers.residency.state import ResidencyState
-from millstream.workers.residency.version_loads import VersionLoads
+from millstream.workers.residency.self_view import SelfView
 
 log = logging.getLogger("millstream.residency")
 
@@ -33,26 +31,15 @@ class OwnerQuotas:
     """The quotas in one worker. `exchange` and `read` are called in threads of their own.
 
     Args:
-        worker: name of the worker, which stays the same when it is started again: it takes over what that told.
-        loads: of the worker.
         keys: of the repository; None: quotas are not in force.
     """
 
-    def __init__(
-        self,
-        worker: str,
-        state: ResidencyState,
-        view: OwnView,
-        models: LoadedModels,
-        loads: VersionLoads,
-        keys: AccessKeys | None,
-    ) -> None:
+    def __init__(self, view: SelfView, keys: AccessKeys | None) -> None:
         self._keys = keys
-        self._worker = worker
-        self._state = state
+        self._worker = name_of(
+            view.worker
+        )  # it stays when the worker is started again, which takes over what this told
         self._view = view
-        self._models = models
-        self._budget = loads.memory.budget
         self._limits: Mapping[str, int] = {}  # key -> bytes
         self._others: Mapping[str, Mapping[str, Held]] = {}  # worker -> key -> what its models take
         self._wanted: dict[str, int] = {}  # key -> bytes that other workers are to free
@@ -78,8 +65,8 @@ class OwnerQuotas:
         self._stamp = stamp
         if limits != self._limits:
             self._limits = limits
-            self._models.signal.soon()
-            self._state.learnt = True
+            self._view.models.signal.soon()
+            self._view.learnt = True
 
     def exchange(self, consumer: Consumer, life_s: float) -> Mapping[str, int]:
         """Tell what the models of keys with a quota take here, for `life_s`, and learn it of the others.
@@ -98,7 +85,7 @@ class OwnerQuotas:
         others = {worker: theirs for worker, theirs in others.items() if theirs}
         if others != self._others:
             self._others = others
-            self._state.learnt = True
+            self._view.learnt = True
         return {key: one.taken for key, one in held.items()}
 
     def all(self) -> list[Quota]:
@@ -126,24 +113,24 @@ class OwnerQuotas:
         asked, self._asked = self._asked, {}
         if asked != self._wanted:
             self._wanted = asked
-            self._models.signal.soon()
+            self._view.models.signal.soon()
 
     def view(self, key: str, worker: WorkerView) -> tuple[WorkerView, Collection[str]]:
         """Return a worker with the instances of a key's models alone, and which of these are on their way out."""
         owned = {content_id: one for content_id, one in worker.instances.items() if self._owner(content_id) == key}
-        states = {content_id: model.state for content_id, model in self._models.all().items()}
+        states = {content_id: model.state for content_id, model in self._view.models.all().items()}
         leaving = [content_id for content_id in owned if states.get(content_id) is State.DRAINING]
         return replace(worker, instances=owned), leaving
 
     def _owner(self, content_id: str) -> str:
-        wanted = self._state.wanted.get(content_id)
+        wanted = self._view.wanted.get(content_id)
         return "" if wanted is None else wanted.placement.owner
 
     def _held(self, keys: Collection[str]) -> dict[str, Held]:
         """Return what the models of keys take here. What is being closed is no longer theirs."""
         held = {key: Held(wanted=self._wanted.get(key, 0)) for key in keys}
-        wanted = self._state.wanted
-        for content_id, footprint in self._budget.footprints().items() if keys else ():
+        wanted = self._view.wanted
+        for content_id, footprint in self._view.budget.footprints().items() if keys else ():
             one = wanted.get(content_id)
             if one is None or one.placement.owner not in held:
                 continue

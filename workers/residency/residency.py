@@ -24,18 +24,16 @@ from millstream.services.queue.pipeline import RedisClock
 from millstream.services.sizes import sizes
 from millstream.services.wire.orders import Order, OrderReason
 from millstream.services.wire.records import State
-from millstream.services.wire.worker_id import name_of, pool_of
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.models.loaded_models import BatchingVerdicts, LoadedModel, LoadedModels
-from millstream.workers.models.refusals import Refusals
+from millstream.workers.models.record_parts import Refusals
 from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.evictions import Evictions
 from millstream.workers.residency.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX
 from millstream.workers.residency.loader import LoadPolicy, LoadRequest
-from millstream.workers.residency.own_view import OwnView, is_held
 from millstream.workers.residency.owner_quotas import OwnerQuotas
 from millstream.workers.residency.room_making import FitChecks, RoomMaking, is_doubtful
-from millstream.workers.residency.state import ResidencyState
+from millstream.workers.residency.self_view import SelfView, is_held
 from millstream.workers.residency.turns import Turns
 from millstream.workers.residency.unloads import Unloads
 from millstream.workers.residency.version_loads import VersionLoads
@@ -73,39 +71,37 @@ class Residency(LoadPolicy):
         self._loads = loads
         self._budget = loads.memory.budget
         self._kind = loads.kind
-        self._clock = clock
-        self._state = ResidencyState(unloads.changed)
-        self._own = OwnView(worker, pool_of(worker), self._state, models, loads, clock)
-        self.quotas = OwnerQuotas(name_of(worker), self._state, self._own, models, loads, keys)
-        self.evictions = Evictions(self._state, self._own, models, loads, unloads, self.quotas)
-        self._room = RoomMaking(self._state, self._own, self.evictions, loads, unloads, self.quotas)
-        self.refusals = Refusals(models.signal, self._own.monotonic, self._own.on_redis_clock)
+        self._view = view = SelfView(worker, models, loads, unloads, clock)
+        self.quotas = OwnerQuotas(view, keys)
+        self.evictions = Evictions(view, self.quotas)
+        self._room = RoomMaking(view, self.evictions, self.quotas)
+        self.refusals = Refusals(models.signal, self._view.monotonic, self._view.on_redis_clock)
         self._batching = BatchingVerdicts(models)
-        self.again = self._state.again
-        self.ended = self._state.ended
+        self.again = self._view.again
+        self.ended = self._view.ended
         self._by_verdict: set[str] = set()  # content ids that are not loaded because of their verdict
         self._needs: dict[str, Footprint] = {}  # what the versions take, as of the last load
         self._whole = True  # whether all versions fit together
         self._retried: set[str] = set()  # content ids of loads that found no memory and are tried again
         self._retries: dict[str, Order] = {}  # for when these loads have ended
         self._fit_checks = FitChecks()
-        self.turns = Turns(self._state, self._own, self._room, models, loads, self._fit_checks, self._on_turn)
+        self.turns = Turns(view, self._room, self._fit_checks, self._on_turn)
 
     # What the worker holds without any order.
 
     def update(self, wanted: dict[str, Wanted]) -> None:
         """Load what is to be held, now that the repository has these versions for the pool."""
-        with self._state.changed:
-            removed = self._state.wanted.keys() - wanted.keys()
-            self._state.wanted = wanted
-            self._state.put_away &= wanted.keys()
+        with self._view.changed:
+            removed = self._view.wanted.keys() - wanted.keys()
+            self._view.wanted = wanted
+            self._view.put_away &= wanted.keys()
             self._retried &= wanted.keys()
             for content_id in removed:
                 self._needs.pop(content_id, None)
             self._choose()
             for content_id in removed:
                 self._forget(content_id)
-            self._state.changed.notify_all()
+            self._view.changed.notify_all()
 
     def _forget(self, content_id: str) -> None:
         """Forget a version that was removed. What is loaded of it is unloaded elsewhere."""
@@ -122,27 +118,27 @@ class Residency(LoadPolicy):
 
     def reconsider(self) -> None:
         """Choose preloads again after loads have ended, when their memory is known."""
-        if self._state.learnt and not self._loads.pending:
-            with self._state.changed:
+        if self._view.learnt and not self._loads.pending:
+            with self._view.changed:
                 self._choose()
 
     def _choose(self) -> None:
-        if self._state.learnt:
-            self._state.learnt = False
+        if self._view.learnt:
+            self._view.learnt = False
             self._needs.clear()  # predictions have changed
         active, models = self._loads.active(), self._models.all()
         fitting: list[Wanted] = []
         candidates: list[Candidate] = []
         too_large: list[str] = []
         free = {quota.key: quota.free_bytes for quota in self.quotas.all()}
-        for content_id, one in self._state.wanted.items():
+        for content_id, one in self._view.wanted.items():
             model = models.get(content_id)
             held = is_held(model, content_id in active)
             if not self._may_load(one, model) or not (one.preloaded or held):
                 continue
             need = self._needs.get(content_id)
             if need is None:
-                need = self._needs[content_id] = self._own.need(one.manifest)
+                need = self._needs[content_id] = self._view.need(one.manifest)
             if not held and not _take(free, one, need):
                 continue  # its first call loads it, in place of others of its key
             if not self._budget.too_large(need):
@@ -150,7 +146,7 @@ class Residency(LoadPolicy):
                 candidates.append(self._candidate(one, need))
             elif not held:
                 too_large.append(content_id)
-        chosen = preloads(self._own.of(active), candidates, self._budget.base_bytes, self._budget.device_base_bytes)
+        chosen = preloads(self._view.of(active), candidates, self._budget.base_bytes, self._budget.device_base_bytes)
         self._whole = chosen.whole
         queued = [*chosen.content_ids, *too_large]
         listed = queued if chosen.whole else too_large
@@ -164,7 +160,7 @@ class Residency(LoadPolicy):
             if not (held or queued_now or one.content_id in ordered or self.refusals.of(one.content_id)):
                 self._order_itself(one, candidate)
         kept = {one.content_id for one in fitting if one.content_id in active}
-        self._loads.want([self._request(self._state.wanted[content_id]) for content_id in queued], kept)
+        self._loads.want([self._request(self._view.wanted[content_id]) for content_id in queued], kept)
 
     def _order_itself(self, one: Wanted, candidate: Candidate) -> None:
         """Order the load of a version that is neither held nor preloaded, if this worker is to make room for it."""
@@ -198,7 +194,7 @@ class Residency(LoadPolicy):
         return True
 
     def _candidate(self, one: Wanted, need: Footprint) -> Candidate:
-        waits = one.content_id in self._state.put_away or bool(one.instances_max and self._number >= one.instances_max)
+        waits = one.content_id in self._view.put_away or bool(one.instances_max and self._number >= one.instances_max)
         return Candidate(one.content_id, need, one.placement.pin, waits)
 
     def _request(self, one: Wanted) -> LoadRequest:
@@ -209,7 +205,7 @@ class Residency(LoadPolicy):
         """Publish versions as loading although their loads have not begun: callers wait for these."""
         for content_id in content_ids:
             if self._models.get(content_id) is None:
-                self._models.set(LoadedModel(self._state.wanted[content_id].manifest, State.LOADING))
+                self._models.set(LoadedModel(self._view.wanted[content_id].manifest, State.LOADING))
 
     def _unlist(self, active: Collection[str], kept: Collection[str]) -> None:
         """Do not publish versions as loading whose loads may not begin soon: their first call orders them."""
@@ -222,21 +218,21 @@ class Residency(LoadPolicy):
         content_id = request.content_id
         if request.demanded:
             return True
-        need = self._own.need(request.manifest)
+        need = self._view.need(request.manifest)
         if self._budget.too_large(need):
             return True  # its load fails with the numbers
-        wanted = self._state.wanted.get(content_id)
+        wanted = self._view.wanted.get(content_id)
         quota = None if wanted is None else self.quotas.of(wanted)
         if quota is not None and not quota.allows(need):
-            self._state.learnt = True  # `reconsider` leaves it out, until its quota is free
+            self._view.learnt = True  # `reconsider` leaves it out, until its quota is free
             return False
         limit = 1.0 if self._whole or (wanted is not None and wanted.placement.pin) else FILL_SHARE
         if self._room.reserve(content_id, need, limit):
             return True
         if self._loads.giving_way:
-            self._state.learnt = True  # `reconsider` tries again, and the version stays one that is being loaded
+            self._view.learnt = True  # `reconsider` tries again, and the version stays one that is being loaded
             return False
-        self._state.put_away.add(content_id)
+        self._view.put_away.add(content_id)
         model = self._models.get(content_id)
         if model is not None and model.state is State.LOADING:
             self._models.remove(content_id)
@@ -247,9 +243,9 @@ class Residency(LoadPolicy):
     def load(self, order: Order, consumer: Consumer) -> None:
         """Carry out an order to load a version. Raises Failure(UNAVAILABLE) without Redis."""
         content_id = order.content_id
-        with self._state.changed:
-            self._state.changed.wait_for(lambda: content_id in self._state.wanted, UNKNOWN_S_MAX)
-            one = self._state.wanted.get(content_id)
+        with self._view.changed:
+            self._view.changed.wait_for(lambda: content_id in self._view.wanted, UNKNOWN_S_MAX)
+            one = self._view.wanted.get(content_id)
             if one is None:
                 log.info("not loaded: %s: the repository does not have it for this pool", content_id)
                 self.ended.append(content_id)
@@ -265,7 +261,7 @@ class Residency(LoadPolicy):
                 return
             if content_id in self._loads.active():
                 return
-            if self._own.until(order) < time.monotonic():
+            if self._view.until(order) < time.monotonic():
                 self.ended.append(content_id)
                 return
             self._usage_of(order)
@@ -293,12 +289,12 @@ class Residency(LoadPolicy):
         """Begin a load whose memory is reserved."""
         content_id = one.content_id
         self.refusals.remove(content_id)
-        self._state.put_away.discard(content_id)
+        self._view.put_away.discard(content_id)
         self._by_verdict.discard(content_id)
         staged = one.staged or content_id in self._fit_checks  # no call waits for it
         self._models.set(LoadedModel(one.manifest, State.LOADING, why=order.why, demanded=not staged))
         if called:
-            self.evictions.ordered.begin(self._own.need(one.manifest))
+            self.evictions.ordered.begin(self._view.need(one.manifest))
         suspect = one.verdict.on(self._kind).deaths > 0
         self._loads.demand(LoadRequest(one.manifest, suspect, True, staged, order.why))
 
@@ -335,7 +331,7 @@ class Residency(LoadPolicy):
         self.ended.append(content_id)
         if checked:
             self._end_fit_check(content_id, fits=False)
-            self._state.put_away.add(content_id)  # its first call tries it again, with what is used then
+            self._view.put_away.add(content_id)  # its first call tries it again, with what is used then
         model = self._models.get(content_id)
         if one.staged and refusal.kind is RefusalKind.TOO_LARGE:  # the two-phase load fails; else it ends on standby
             self._models.set(LoadedModel(one.manifest, State.FAILED, refusal.reason))
@@ -346,7 +342,7 @@ class Residency(LoadPolicy):
         """Publish that a version is not loaded now. One that never fits is loaded once more, which fails it."""
         if kind is RefusalKind.TOO_LARGE:
             self._models.set(LoadedModel(manifest, State.LOADING))
-            self._state.learnt = True
+            self._view.learnt = True
         else:
             self._models.remove(manifest.content_id)
 
@@ -354,17 +350,17 @@ class Residency(LoadPolicy):
         """End the fit check of a version. What was unloaded for one that does not fit is preloaded again."""
         unloaded = self._fit_checks.end(content_id)
         if not fits:
-            self._state.put_away -= unloaded
+            self._view.put_away -= unloaded
 
     def load_ended(self, content_id: str) -> None:
         """Note the end of a load, in its thread. A demand ends when the lane is added, otherwise here."""
-        self._state.learnt = True
+        self._view.learnt = True
         self.evictions.load_ended()
         retry = self._retries.pop(content_id, None)
         model = self._models.get(content_id)
         ready = model is not None and model.state is State.READY
         if retry is None:
-            with self._state.changed:
+            with self._view.changed:
                 self._end_fit_check(content_id, fits=ready)
         if retry is not None:
             self.again.append(retry)
@@ -372,7 +368,7 @@ class Residency(LoadPolicy):
             self._retried.discard(content_id)
             self.refusals.remove(content_id)
             if model.demanded and model.footprint is not None:
-                self.evictions.ordered.end(model.footprint.load_s, self._own.now())
+                self.evictions.ordered.end(model.footprint.load_s, self._view.now())
         else:
             self.ended.append(content_id)
         self.turns.advance(None)  # the next one of the line need not wait for the thread of the orders
@@ -380,11 +376,11 @@ class Residency(LoadPolicy):
     def found_no_memory(self, request: LoadRequest) -> bool:
         """Try a load that found no memory once more, if it is awaited, with the corrected number; False: it failed."""
         content_id = request.content_id
-        wanted = self._state.wanted.get(content_id)
+        wanted = self._view.wanted.get(content_id)
         if not request.demanded and not (wanted is not None and wanted.staged):
-            if self._budget.too_large(self._own.need(request.manifest)):
+            if self._budget.too_large(self._view.need(request.manifest)):
                 return False
-            self._state.put_away.add(content_id)  # its first call loads it, with more memory made free
+            self._view.put_away.add(content_id)  # its first call loads it, with more memory made free
             self._models.remove(content_id)
             return True
         if content_id not in self._retried:
@@ -395,7 +391,7 @@ class Residency(LoadPolicy):
             self._retries[content_id] = self._fit_checks.order_of(content_id) or again
             return True
         self._retried.discard(content_id)
-        need = self._own.need(request.manifest)
+        need = self._view.need(request.manifest)
         refusal = self._room.too_large(need)
         if not refusal.reason:
             reason = f"its loads found less memory than the {sizes(need.load_bytes)[0]} that it takes"

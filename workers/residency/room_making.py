@@ -19,11 +19,8 @@ from millstream.workers.batches.consumer import Consumer
 from millstream.workers.models.memory_budget import MemoryBudget
 from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.evictions import Evictions
-from millstream.workers.residency.own_view import OwnView
 from millstream.workers.residency.owner_quotas import OwnerQuotas
-from millstream.workers.residency.state import ResidencyState
-from millstream.workers.residency.unloads import Unloads
-from millstream.workers.residency.version_loads import VersionLoads
+from millstream.workers.residency.self_view import SelfView
 
 TOO_LARGE_RETRY_S = 30.0
 
@@ -82,25 +79,13 @@ class Answer(Enum):
 
 
 class RoomMaking:
-    """Makes room in one worker. Called with `state.changed` locked."""
+    """Makes room in one worker. Called with the lock of its residency."""
 
-    def __init__(
-        self,
-        state: ResidencyState,
-        view: OwnView,
-        evictions: Evictions,
-        loads: VersionLoads,
-        unloads: Unloads,
-        quotas: OwnerQuotas,
-    ) -> None:
-        self._state = state
+    def __init__(self, view: SelfView, evictions: Evictions, quotas: OwnerQuotas) -> None:
         self._view = view
+        self._loads, self._budget = view.loads, view.budget
         self._evictions = evictions
-        self._loads = loads
-        self._unloads = unloads
         self._quotas = quotas
-        self._memory = loads.memory
-        self._budget = loads.memory.budget
 
     def make(
         self,
@@ -184,7 +169,7 @@ class RoomMaking:
             return Answer.LEAVING
         if self.reserve(content_id, need, 1.0):
             return Answer.RESERVED
-        return Answer.LEAVING if self._unloads.closing else Answer.WAITS
+        return Answer.LEAVING if self._view.unloads.closing else Answer.WAITS
 
     def _fits_beside(self, need: Footprint, before: Collection[Footprint]) -> bool:
         """Return whether a version leaves the memory that those before it wait for."""
@@ -225,7 +210,7 @@ class RoomMaking:
         victims = turn(view, need, now, protected, called=called)
         tried = not need.measured and not check  # a check is to tell whether all memory is enough
         if isinstance(victims, Refusal) and victims.kind is not RefusalKind.BUSY and tried:
-            need = self._memory.need_within(manifest, *Room.of(stopped(view), protected).attainable_bytes())
+            need = self._loads.memory.need_within(manifest, *Room.of(stopped(view), protected).attainable_bytes())
             victims = turn(view, need, now, protected, called=called)
         if isinstance(victims, Refusal):
             temporary = victims.kind is RefusalKind.TOO_LARGE

@@ -13,13 +13,10 @@ from millstream.services.placement.views import Footprint, Refusal
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import LoadRecord, State
 from millstream.workers.batches.consumer import Consumer
-from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.loader import SET_ASIDE_S
-from millstream.workers.residency.own_view import OwnView
 from millstream.workers.residency.room_making import Answer, FitChecks, RoomMaking
-from millstream.workers.residency.state import ResidencyState
-from millstream.workers.residency.version_loads import VersionLoads
+from millstream.workers.residency.self_view import SelfView
 
 log = logging.getLogger("millstream.residency")
 
@@ -83,29 +80,18 @@ class WaitingLine:
 
 
 class Turns:
-    """Lets the loads of one worker begin in their turn. Called with `state.changed` locked.
+    """Lets the loads of one worker begin in their turn. Called with the lock of its residency.
 
     Args:
         on_turn: begins a load, or refuses it; called with its version, its order, why it is refused (None: its memory
             is reserved), and whether calls wait for it.
     """
 
-    def __init__(
-        self,
-        state: ResidencyState,
-        view: OwnView,
-        room: RoomMaking,
-        models: LoadedModels,
-        loads: VersionLoads,
-        fit_checks: FitChecks,
-        on_turn: OnTurn,
-    ) -> None:
+    def __init__(self, view: SelfView, room: RoomMaking, fit_checks: FitChecks, on_turn: OnTurn) -> None:
         self.line = WaitingLine()
-        self._state = state
-        self._own = view
+        self._view = view
+        self._models, self._loads = view.models, view.loads
         self._room = room
-        self._models = models
-        self._loads = loads
         self._fit_checks = fit_checks
         self._on_turn = on_turn
 
@@ -114,43 +100,43 @@ class Turns:
 
         `consumer`: the connection of the caller's thread; None: only those begin for which memory is free.
         """
-        with self._state.changed:
+        with self._view.changed:
             before: list[Footprint] = []  # of those that wait for what is leaving
             for order, called in self.line:
                 if self._has_left(order):
                     continue
                 if not self._loads.takes_demanded or len(before) >= LEAVING_MAX:
                     return
-                one = self._state.wanted[order.content_id]
+                one = self._view.wanted[order.content_id]
                 answer = self._make_room(one, order, consumer, before, called=called)
                 if answer is Answer.OVER_QUOTA:
                     continue
                 if answer is Answer.WAITS:
                     return
                 if answer is Answer.LEAVING:
-                    before.append(self._own.need(one.manifest))
+                    before.append(self._view.need(one.manifest))
                 else:
                     self._end_wait(one, order, answer, called=called)
 
     def _has_left(self, order: Order) -> bool:
         """Return whether an order waits no longer: its version was removed or loaded, or its calls have given up."""
         content_id = order.content_id
-        if content_id not in self.line or content_id not in self._state.wanted:
+        if content_id not in self.line or content_id not in self._view.wanted:
             return True
         model = self._models.get(content_id)
         is_ready = model is not None and model.state is State.READY
         if is_ready or content_id in self._loads.active():  # it was preloaded meanwhile
             self.line.remove(content_id)
             if is_ready:
-                self._state.ended.append(content_id)
+                self._view.ended.append(content_id)
             return True
-        if self._own.until(order) >= time.monotonic():
+        if self._view.until(order) >= time.monotonic():
             return False
         log.info("not loaded: %s: the calls that it was ordered for wait no longer", content_id)
         self.line.remove(content_id)
         if model is not None and model.state is State.LOADING:
             self._models.remove(content_id)
-        self._state.ended.append(content_id)
+        self._view.ended.append(content_id)
         return True
 
     def _end_wait(self, one: Wanted, order: Order, answer: Refusal | Answer, *, called: bool) -> None:
@@ -168,8 +154,8 @@ class Turns:
         if model is not None and model.state is State.DRAINING:
             return Answer.LEAVING  # it was stopped for another one, and its last batch runs
         check = self._fit_checks.order_of(one.content_id) is order
-        put_away = set(self._state.put_away)
+        put_away = set(self._view.put_away)
         answer = self._room.make(one, order, consumer, before, called=called, check=check)
         if check:
-            self._fit_checks.unloaded(one.content_id, self._state.put_away - put_away)
+            self._fit_checks.unloaded(one.content_id, self._view.put_away - put_away)
         return answer

@@ -93,10 +93,8 @@ class Unloads:
                 self._drain(consumer, content_id, model.gate)
             finally:
                 consumer.close()
-        loads = model.state in {
-            State.LOADING,
-            State.WARMING,
-        }  # a load closes its instance and returns its memory itself
+        # A load closes its instance and returns its memory itself.
+        loads = model.state in {State.LOADING, State.WARMING}
         if not loads:
             self._budget.begin_unload(content_id)
         model = self._models.get(content_id) or model  # its instance may have been swapped meanwhile
@@ -111,63 +109,53 @@ class Unloads:
         about = about_version(model.manifest)
         log.info("unloaded: %s version %s", model.manifest.model, model.manifest.version, extra=about)
 
-    def evict(self, consumer: Consumer, content_id: str, others_min: int, reason: EvictionReason, why: str) -> bool:
-        """Unload a version of which no batch waits or runs; False: it is in use, or too few other workers serve it.
+    def evict(
+        self, consumer: Consumer, content_id: str, others_min: int, reason: EvictionReason, why: str, *, stop: bool
+    ) -> bool:
+        """Unload a version that is still to be served; False: it is not loaded, in use, or too few others serve it.
 
         Redis decides it: a batch that comes later waits in the lane for another load. The instance is closed later, in
         a thread of its own: its bytes count until then. Raises Failure(UNAVAILABLE).
+
+        Args:
+            consumer: the connection of the caller's thread.
+            content_id: the version.
+            others_min: how many other workers must serve it.
+            reason: of the eviction, for metrics.
+            why: the same for people.
+            stop: also a version that is called: batches that are leased run, those in the lane wait for a load.
         """
         with self._models.changing_lanes:
             model = self._models.get(content_id)
             if model is None or model.state is not State.READY:
                 return False
-            if not model.gate.close():
+            if stop:
+                model.gate.closed = True
+            elif not model.gate.close():
                 return False
             try:
-                released = consumer.release_lane(content_id, others_min)
-            except Failure:
-                model.gate.closed = False
-                self._models.signal.add_lanes_again()  # it is not known whether Redis released the lane
-                raise
-            if not released:
-                model.gate.closed = False
-                return False
-            self._budget.begin_unload(content_id)
-            self._models.remove(content_id)
-        self._metrics.unloaded(model)
-        began = self._begin(model, reason)
-        self._run_apart(lambda: self._close(model, why, began))
-        return True
-
-    def stop(self, consumer: Consumer, content_id: str, reason: EvictionReason, why: str) -> bool:
-        """Unload a version that is called: batches that are leased run, those that wait in the lane wait for a load.
-
-        False: it is not loaded. Raises Failure(UNAVAILABLE).
-        """
-        with self._models.changing_lanes:
-            model = self._models.get(content_id)
-            if model is None or model.state is not State.READY:
-                return False
-            model.gate.closed = True
-            try:
-                consumer.remove_lane(content_id)
+                if stop:
+                    consumer.remove_lane(content_id)
+                elif not consumer.release_lane(content_id, others_min):
+                    model.gate.closed = False
+                    return False
             except Failure:
                 model.gate.closed = False
                 self._models.signal.add_lanes_again()  # it is not known whether Redis released the lane
                 raise
             self._budget.begin_unload(content_id)
-            self._models.move(content_id, State.DRAINING)
-        began = self._begin(model, reason)
-        self._run_apart(lambda: self._close_when_run(model, why, began))
-        return True
-
-    def _begin(self, model: LoadedModel, reason: EvictionReason) -> float:
-        """Count an eviction, whose instance is closed in a moment; return the current instant."""
+            if stop:
+                self._models.move(content_id, State.DRAINING)
+            else:
+                self._models.remove(content_id)
+                self._metrics.unloaded(model)
         now, last_call = time.monotonic(), model.calls.last
         self._metrics.evicted(model.manifest, reason.value, now - last_call if last_call else None)
         with self._lock:
-            self._closing[model.manifest.content_id] += 1
-        return now
+            self._closing[content_id] += 1
+        close = self._close_when_run if stop else self._close
+        self._run_apart(lambda: close(model, why, now))
+        return True
 
     def _close_when_run(self, model: LoadedModel, why: str, began: float) -> None:
         """Close an instance after its last batch, in a thread of its own. The watchdog bounds what that takes."""

@@ -27,7 +27,7 @@ from millstream.workers.models.load_version import LoadedVersion, LoadEnvironmen
 from millstream.workers.models.loaded_models import Exploration, LoadedModel, LoadedModels
 from millstream.workers.residency.failed_loads import FailedLoad, FailedLoads
 from millstream.workers.residency.load_memory import LoadMemory, NotFree
-from millstream.workers.residency.loader import NOT_WANTED, Limits, Load, Loader, LoadPolicy, LoadRequest
+from millstream.workers.residency.loader import NOT_WANTED, Limits, Load, Loader, LoadRequest
 from millstream.workers.variants.compiles import VariantCompiles
 
 log = logging.getLogger("millstream.reconciler")
@@ -41,7 +41,7 @@ class LoadGuard(NamedTuple):
     replace_process: Callable[[], None]  # called when a load cannot be ended: a new process takes over
 
 
-class VersionLoads:
+class VersionLoads(Loader):
     """Loads versions while the main loop serves. Safe for several threads.
 
     Args:
@@ -59,29 +59,21 @@ class VersionLoads:
         now: Callable[[], float],
         failed: FailedLoads | None = None,
     ) -> None:
+        super().__init__(self._load, self._on_stuck, guard.limits)
         self._repository = repository
         self._at = at
         self._models = models
         self._metrics = metrics
         self._guard = guard
         self._now = now
-        self._policy = LoadPolicy()
-        self._stopping = False
         self.failed = FailedLoads() if failed is None else failed
         self.memory = LoadMemory(repository, at)
         self._compiles = VariantCompiles(at, at.variants) if at.variants is not None else None
         self._settling = threading.Lock()  # locked while deciding whether a load that ends is still wanted
-        self._loader = Loader(self._load, self._on_stuck, guard.limits)
-
-    def start(self, policy: LoadPolicy) -> None:
-        """Let loads begin. `policy` decides on them."""
-        self._policy = policy
-        self._loader.start(policy)
 
     def stop(self) -> None:
         """Begin no further load. A load in progress that cannot be ended ends with the process."""
-        self._stopping = True
-        self._loader.stop()
+        super().stop()
         if self._compiles is not None:
             self._compiles.stop()
         self._guard.marks.close()
@@ -100,29 +92,6 @@ class VersionLoads:
         """Whether work in the background is being ended for a load."""
         return any(memory.giving_way for memory in self.memory.budget.spare)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a load is in progress."""
-        return self._loader.busy
-
-    @property
-    def pending(self) -> bool:
-        """Whether a load is in progress or waits."""
-        return self._loader.pending
-
-    @property
-    def takes_demanded(self) -> bool:
-        """Whether a load that calls wait for would begin at once."""
-        return self._loader.takes_demanded
-
-    def active(self) -> set[str]:
-        """Return the content ids of versions that are being loaded or are demanded."""
-        return self._loader.active()
-
-    def in_progress(self, content_id: str) -> bool:
-        """Return whether a version is being loaded, also if the load was requested to end."""
-        return self._loader.in_progress(content_id)
-
     def records(self) -> tuple[LoadRecord, ...]:
         """Return what is being loaded and what waits for that, for other processes.
 
@@ -136,19 +105,19 @@ class VersionLoads:
                 began=0.0 if one.began_s is None else round(now - one.began_s, 1),
                 yields_s=one.yields_s,
             )
-            for one in self._loader.ahead()
+            for one in self.ahead()
             if (model := self._models.get(one.content_id)) is None or model.state is not State.READY
         )
 
-    def want(self, missing: Sequence[LoadRequest], kept: Collection[str]) -> None:
+    def want(self, wanted: Sequence[LoadRequest], kept: Collection[str] = ()) -> None:
         """Load these versions, and go on with the loads of the `kept` ones; end the loads of all others."""
         with self._settling:
-            self._loader.want(missing, kept)
+            super().want(wanted, kept)
 
-    def demand(self, request: LoadRequest) -> None:
-        """Load a version that calls wait for, before all others."""
+    def demand(self, request: LoadRequest) -> bool:
+        """Load a version that calls wait for, before all others; False if it is being loaded or demanded already."""
         self.failed.being_tried(request.content_id)
-        self._loader.demand(request)
+        return super().demand(request)
 
     def lose(self, manifest: Manifest, reason: str) -> None:
         """Publish that an instance is gone for a reason that may pass, and load the version again soon."""
@@ -171,14 +140,14 @@ class VersionLoads:
         self._metrics.loading(manifest)
 
         def warming(instance: Instance) -> None:
-            self._loader.warming(current)
+            self.warming(current)
             self._publish_progress(current, replace(model, state=State.WARMING, instance=instance))
 
         try:
             if current.wanted.suspect:
-                self._loader.trying(current)
+                self.trying(current)
                 self._load_on_trial(manifest, stop)
-                self._loader.loading(current)
+                self.loading(current)
             began = time.monotonic()
             self.memory.reserve(manifest)
             with self._guard.marks.loading(manifest, self._at.kind):

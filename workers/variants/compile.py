@@ -1,12 +1,11 @@
 """python -m millstream.workers.variants.compile: compile one version for this machine, compare, keep, and exit.
 
-stdin: a Manifest as JSON ─> compile ─> same outputs as the version itself? ─> kept, or a report that says why not
+stdin: a LoadTask ─> compile ─> same outputs as the version itself? ─> kept, or a report that says why not
 It runs at the lowest priority beside a worker that serves the version meanwhile. One process at a time for a variant.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -20,7 +19,6 @@ from millstream.services.model.datatypes import FLOATS, NUMPY
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.model.signature import Signature
 from millstream.services.model.warmup_inputs import FILLS, VARIABLE_SIZES, has_variable_dims, make_inputs
-from millstream.services.process.inheritance import die_with_parent
 from millstream.services.process.threads import lower_process
 from millstream.services.repository.disk import try_lock
 from millstream.services.repository.folder import FolderRepository
@@ -28,7 +26,7 @@ from millstream.services.repository.variants import Report
 from millstream.services.settings import read_settings
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Backend, Instance
-from millstream.workers.models.load_version import REFUSED, verify
+from millstream.workers.models.load_version import REFUSED, read_task, verify
 from millstream.workers.models.memory_limit import MemoryLimit
 from millstream.workers.models.reshape import Reshaped
 
@@ -36,25 +34,12 @@ ROWS = (1, 3)  # of the runs whose outputs are compared
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m millstream.workers.variants.compile",
-        description="Compile one version for this machine.",
-    )
-    parser.add_argument("--parent", type=int, required=True, help="process id of the worker that started this one")
-    parser.add_argument("--backend", required=True)
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--memory", type=int, default=0, help="bytes that this process may use; 0: no limit")
-    arguments = parser.parse_args()
-    die_with_parent(arguments.parent)
+    task, settings = read_task(), read_settings()
     lower_process(idle=True)
-    MemoryLimit(arguments.memory)
-    manifest = Manifest.model_validate_json(sys.stdin.read())
-    settings = read_settings()
+    MemoryLimit(task.memory_bytes)
     repository = FolderRepository(settings.repository_dir)
-    backend = get_backend(arguments.backend, settings.home)
     try:
-        return make(repository, manifest, backend, arguments.device, arguments.threads)
+        return make(repository, task.manifest, get_backend(task.backend, settings.home), task.device, task.threads)
     except Failure as failure:
         print(failure.message, file=sys.stderr)
         return REFUSED

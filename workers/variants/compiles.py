@@ -17,7 +17,7 @@ from millstream.services.repository.footprints import file_bytes
 from millstream.services.repository.variants import Target, Variants
 from millstream.services.sandbox.child import ChildProcess
 from millstream.services.sizes import sizes
-from millstream.workers.models.load_version import LoadEnvironment, pays_to_compile
+from millstream.workers.models.load_version import LoadEnvironment, LoadTask, pays_to_compile
 from millstream.workers.models.memory_budget import MemoryBudget, SpareMemory
 
 log = logging.getLogger("millstream.variants")
@@ -96,17 +96,19 @@ class VariantCompiles:
 
     def _compile_within(self, manifest: Manifest, target: Target, memory_bytes: int) -> None:
         """Run the process. `memory_bytes`: its limit; 0: none."""
+        task = LoadTask(
+            manifest=manifest,
+            backend=self._at.backend_name,
+            device=self._at.device,
+            threads=1,
+            memory_bytes=memory_bytes,
+        )
         with self._lock:
             if self._stopping or self.memory.asked():
                 return
-            self._child = child = ChildProcess(
-                "millstream.workers.variants.compile",
-                *("--backend", self._at.backend_name, "--device", self._at.device, "--threads", "1"),
-                *("--memory", str(memory_bytes)),
-                environment=child_environment({}),
-            )
+            self._child = child = ChildProcess("millstream.workers.variants.compile", environment=child_environment({}))
         try:
-            said = child.run(manifest.model_dump_json().encode(), COMPILE_S_MAX).errors
+            said = child.run(task.model_dump_json().encode(), COMPILE_S_MAX).errors
         except TimeoutError:
             said = f"it took longer than {COMPILE_S_MAX:g} s".encode()
         finally:

@@ -33,9 +33,9 @@ from millstream.services.sizes import sizes
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Instance, OutOfMemory
+from millstream.workers.models.load_version import open_form
 from millstream.workers.models.loaded_models import LoadedModel
 from millstream.workers.models.memory_budget import MemoryBudget
-from millstream.workers.models.open_form import open_form
 from millstream.workers.parts import WorkerParts
 
 log = logging.getLogger("millstream.races")

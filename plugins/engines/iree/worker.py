@@ -27,12 +27,8 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
 from millstream.services.process.process_memory import trim
-from millstream.workers.backends.base import Array, OutOfMemory, Terminated
-from millstream.workers.backends.checked_inputs import CheckedInputs
-from millstream.workers.backends.cpu_backend import CpuBackend, ordered
-from millstream.workers.backends.options import Options
-from millstream.workers.backends.row_padding import padded
-from millstream.workers.backends.whole_import import whole_import
+from millstream.workers.backends.base import Array, Options, OutOfMemory, Terminated
+from millstream.workers.backends.engine_parts import CheckedInputs, CpuBackend, ordered, padded, whole_import
 
 MESSAGE_CHARACTERS_MAX = 1000
 COMPILE_S_MAX = 300.0  # of a load of a function; beyond, the load fails

@@ -22,12 +22,8 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
 from millstream.services.process.process_memory import trim
-from millstream.workers.backends.base import Array, OutOfMemory, Terminated
-from millstream.workers.backends.checked_inputs import CheckedInputs
-from millstream.workers.backends.cpu_backend import CpuBackend
-from millstream.workers.backends.options import NO_OPTIONS, Options
-from millstream.workers.backends.row_padding import padded
-from millstream.workers.backends.whole_import import whole_import
+from millstream.workers.backends.base import NO_OPTIONS, Array, Options, OutOfMemory, Terminated
+from millstream.workers.backends.engine_parts import CheckedInputs, CpuBackend, padded, whole_import
 
 MESSAGE_CHARACTERS_MAX = 1000
 

@@ -20,11 +20,8 @@ from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
 from millstream.services.process.process_memory import trim
 from millstream.services.repository.variants import Target
-from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
-from millstream.workers.backends.checked_inputs import CheckedInputs
-from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_not_ended
-from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
-from millstream.workers.backends.whole_import import whole_import
+from millstream.workers.backends.base import NO_OPTIONS, Array, Options, OutOfMemory, Stop, Terminated, check_options
+from millstream.workers.backends.engine_parts import CheckedInputs, CpuBackend, check_cpu, check_not_ended, whole_import
 
 MESSAGE_CHARACTERS_MAX = 1000
 SHAPES_MAX = 512  # operators times shapes whose code OpenVINO keeps; beyond, it compiles that used longest ago again

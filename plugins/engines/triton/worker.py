@@ -22,11 +22,8 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import BYTES, NUMPY, decode_elements, encode_elements
 from millstream.services.model.signature import Signature
 from millstream.services.settings import read_settings
-from millstream.workers.backends.base import Array, Stop, Terminated
-from millstream.workers.backends.checked_inputs import CheckedInputs
-from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_not_ended
-from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
-from millstream.workers.backends.whole_import import whole_import
+from millstream.workers.backends.base import NO_OPTIONS, Array, Options, Stop, Terminated, check_options
+from millstream.workers.backends.engine_parts import CheckedInputs, CpuBackend, check_cpu, check_not_ended, whole_import
 
 FORMAT = "triton"
 LIMIT_S_MIN = 0.001  # of a run whose callers' deadline has just passed

@@ -20,10 +20,8 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
 from millstream.services.process.process_memory import trim
-from millstream.workers.backends.base import Array, OutOfMemory, Terminated
-from millstream.workers.backends.checked_inputs import CheckedInputs
-from millstream.workers.backends.cpu_backend import CpuBackend, ordered
-from millstream.workers.backends.options import Options
+from millstream.workers.backends.base import Array, Options, OutOfMemory, Terminated
+from millstream.workers.backends.engine_parts import CheckedInputs, CpuBackend, ordered
 
 MESSAGE_CHARACTERS_MAX = 1000
 _DOCUMENT_BYTES_MAX = 1 << 20

@@ -26,10 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import BYTES, NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
-from millstream.workers.backends.checked_inputs import CheckedInputs
-from millstream.workers.backends.cpu_backend import CpuBackend
-from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
+from millstream.workers.backends.base import NO_OPTIONS, Array, Options, OutOfMemory, Stop, Terminated, check_options
+from millstream.workers.backends.engine_parts import CheckedInputs, CpuBackend
 
 FORMAT = "simulated"
 

@@ -1,10 +1,11 @@
-"""What this worker holds, as the decisions of placement see it.
+"""What this worker holds and is to hold, as the decisions of placement see it, and the lock under which it decides.
 
 instances, account of the memory, calls ─> WorkerView ─(and Redis: what is in use)─> what may be unloaded
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 
 from millstream.services.model.manifest import Manifest
@@ -12,36 +13,42 @@ from millstream.services.placement.views import Footprint, PlacedInstance, Worke
 from millstream.services.queue.pipeline import RedisClock
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
+from millstream.services.wire.worker_id import pool_of
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
-from millstream.workers.residency.state import ResidencyState
+from millstream.workers.models.wanted import Wanted
+from millstream.workers.residency.unloads import Unloads
 from millstream.workers.residency.version_loads import VersionLoads
 
 
-class OwnView:
-    """The view that a worker has of itself. Called with `state.changed` locked.
+class SelfView:
+    """The view that a worker has of itself. Its methods are called with `changed` locked.
 
     Args:
-        worker: id of the worker, and its pool.
+        worker: id of the worker.
         clock: the Redis clock.
+
+    Attributes:
+        changed: locked while deciding; notified when `wanted` changes, and when an instance was closed.
+        wanted: the versions that the repository has for the pool, by content id.
+        put_away: content ids that were unloaded, or not loaded, for want of memory or of calls: not preloaded.
+        again: orders that this worker gives itself.
+        ended: content ids whose demands end without a lane.
+        learnt: whether preloads are to be chosen again: a load ended, or quotas changed.
     """
 
     def __init__(
-        self,
-        worker: str,
-        pool: str,
-        state: ResidencyState,
-        models: LoadedModels,
-        loads: VersionLoads,
-        clock: RedisClock,
+        self, worker: str, models: LoadedModels, loads: VersionLoads, unloads: Unloads, clock: RedisClock
     ) -> None:
-        self._worker = worker
-        self._pool = pool
-        self._state = state
-        self._models = models
-        self._loads = loads
-        self._memory = loads.memory
-        self._budget = loads.memory.budget
+        self.worker = worker
+        self.models, self.loads, self.unloads = models, loads, unloads
+        self.budget = loads.memory.budget
+        self.changed = unloads.changed
+        self.wanted: dict[str, Wanted] = {}
+        self.put_away: set[str] = set()
+        self.again: deque[Order] = deque()
+        self.ended: deque[str] = deque()
+        self.learnt = False
         self._clock = clock
 
     def now(self) -> float:
@@ -64,7 +71,7 @@ class OwnView:
 
     def need(self, manifest: Manifest) -> Footprint:
         """Return what a version takes here: what was reserved or measured, else what is known or predicted."""
-        return self._budget.footprint(manifest.content_id) or self._memory.need(manifest)
+        return self.budget.footprint(manifest.content_id) or self.loads.memory.need(manifest)
 
     def last_used(self, model: LoadedModel) -> float:
         """Return the instant of the last call, in seconds on the Redis clock; 0: there was none."""
@@ -75,31 +82,31 @@ class OwnView:
 
         Raises Failure(UNAVAILABLE) without Redis.
         """
-        wanted = self._state.wanted
+        wanted = self.wanted
         counted = [one.content_id for one in wanted.values() if one.placement.instances_min]
-        counted = [content_id for content_id in counted if self._models.get(content_id) is not None]
-        holders, in_use = consumer.lanes_in_use(counted, list(self._models.lanes()))
+        counted = [content_id for content_id in counted if self.models.get(content_id) is not None]
+        holders, in_use = consumer.lanes_in_use(counted, list(self.models.lanes()))
         protected = {
             content_id
             for content_id, count in holders.items()
             if count - 1 < wanted[content_id].placement.instances_min
         }
-        in_use |= {content_id for content_id, model in self._models.all().items() if model.gate.inside}
-        return self.of(self._loads.active(), in_use), frozenset(protected)
+        in_use |= {content_id for content_id, model in self.models.all().items() if model.gate.inside}
+        return self.of(self.loads.active(), in_use), frozenset(protected)
 
     def of(self, active: Collection[str], in_use: Collection[str] = ()) -> WorkerView:
         """Return what the worker holds. `active`: content ids that are being loaded or are demanded."""
         instances: dict[str, PlacedInstance] = {}
-        budget = self._budget
+        budget = self.budget
         footprints = budget.footprints()
-        for content_id, model in self._models.all().items():
+        for content_id, model in self.models.all().items():
             if is_held(model, content_id in active) and (model.state is not State.DRAINING or content_id in footprints):
-                footprint = footprints.get(content_id) or self._memory.need(model.manifest)
+                footprint = footprints.get(content_id) or self.loads.memory.need(model.manifest)
                 instances[content_id] = self._placed(model, footprint, content_id in in_use)
         host_leaving_bytes, device_leaving_bytes = budget.leaving_bytes
         return WorkerView(
-            self._worker,
-            self._pool,
+            self.worker,
+            pool_of(self.worker),
             budget.budget_bytes,
             budget.used_bytes,
             instances=instances,
@@ -113,7 +120,7 @@ class OwnView:
 
     def _placed(self, model: LoadedModel, footprint: Footprint, in_use: bool) -> PlacedInstance:
         content_id = model.manifest.content_id
-        known = self._models.usage.fold(content_id, model.calls)
+        known = self.models.usage.fold(content_id, model.calls)
         last_used, ready_at = self.last_used(model), self.on_redis_clock(model.loaded_at)
         if model.demanded:
             last_used = max(last_used, ready_at)  # its first call is on its way
@@ -124,7 +131,7 @@ class OwnView:
             loaded_at = float("inf")
         else:  # a version that was never called is no loss, however young it is
             loaded_at = ready_at if was_called else 0.0
-        wanted = self._state.wanted.get(content_id)
+        wanted = self.wanted.get(content_id)
         pinned = wanted is not None and wanted.placement.pin
         staged = wanted is not None and wanted.staged  # its activation waits until it is ready
         return PlacedInstance(content_id, footprint, loaded_at, last_used, in_use, pinned or staged, known.usage)

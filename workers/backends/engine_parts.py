@@ -1,17 +1,20 @@
-"""What the backends share that run on the CPU and compile nothing themselves, and the checks before their loads."""
+"""What backends of engines share: checks of a load and of inputs, a whole import, and the order of outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import BYTES, NUMPY
-from millstream.services.model.signature import Signature
+from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.repository.variants import Target
-from millstream.workers.backends.base import Array, Instance, Stop
-from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
+from millstream.workers.backends.base import NO_OPTIONS, Array, Instance, Options, Stop, check_options
 
 
 class CpuBackend:
@@ -97,3 +100,68 @@ def check_not_ended(stop: Stop | None) -> None:
     """Raise Failure(MODEL) with the reason if the end of the load was requested."""
     if stop is not None and stop.reason:
         raise Failure(Code.MODEL, stop.reason)
+
+
+_OBJECT = np.dtype(object)
+
+
+class CheckedInputs:
+    """The inputs of a signature. `library` begins the messages."""
+
+    def __init__(self, library: str, signature: Signature) -> None:
+        self._library = library
+        self._specs = {spec.name: spec for spec in signature.inputs}
+        self._dtypes = {
+            spec.name: _OBJECT if spec.datatype == BYTES else NUMPY[spec.datatype] for spec in signature.inputs
+        }
+        self._required = [spec.name for spec in signature.inputs if not spec.optional]
+
+    def check(self, inputs: Mapping[str, Array]) -> None:
+        """Raise Failure(MODEL) if an input is missing, unknown, or has another datatype, rank or fixed dimension."""
+        missing = [name for name in self._required if name not in inputs]
+        if missing:
+            raise Failure(Code.MODEL, f"{self._library}: required inputs {missing} are missing")
+        for name, array in inputs.items():
+            spec = self._specs.get(name)
+            if spec is None:
+                raise Failure(Code.MODEL, f"{self._library}: the model has no input {name!r}")
+            if array.dtype != self._dtypes[name] or not _fits(spec, array):
+                raise Failure(
+                    Code.MODEL,
+                    f"{self._library}: input {name!r} is {spec.datatype} {list(spec.shape)}, not {array.dtype} "
+                    f"{list(array.shape)}",
+                )
+
+
+def _fits(spec: TensorSpec, array: Array) -> bool:
+    if spec.model_shape is not None:  # the caller has reshaped it for the model
+        return True
+    return array.ndim == len(spec.shape) and all(
+        dim in {-1, size} for dim, size in zip(spec.shape, array.shape, strict=True)
+    )
+
+
+def padded(array: Array, rows: int) -> Array:
+    """Return `array` with its last row repeated up to `rows`; filled with zeros if it has no row."""
+    if len(array) == rows:
+        return array
+    shape = (rows - len(array), *array.shape[1:])
+    more = np.broadcast_to(array[-1:], shape) if len(array) else np.zeros(shape, array.dtype)
+    return np.concatenate([array, more])
+
+
+@contextmanager
+def whole_import(*packages: str) -> Iterator[None]:
+    """Import `packages` in the block; if that fails, forget those of their modules that it had imported.
+
+    An import may fail for want of memory, half way. Python forgets the package alone: the next attempt would find its
+    modules imported, which are then not attributes of the new package, and every later load in this process would fail.
+    """
+    before = set(sys.modules)
+    try:
+        yield
+    except BaseException:
+        for name in sys.modules.keys() - before:
+            if name.partition(".")[0] in packages:
+                del sys.modules[name]
+        raise
