@@ -5,23 +5,25 @@ task ─> fork server (services/ingest/fork_server.py) ─> checker process ─>
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import select
+import selectors
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager, suppress
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 from millstream.services.ingest.fork_server import REQUEST, UNFORKABLE_EXIT, kill_group
-from millstream.services.process.cancellation import cancel_all, uninterrupted
-from millstream.services.sandbox.child import ERRORS_BYTES_KEPT, REPORT_BYTES_MAX, Ended, WatchOf
-from millstream.services.sandbox.group_watch import GroupWatch
+from millstream.services.sandbox.child import Ended, ProcessOutput, WatchOf, in_its_thread
+from millstream.services.sandbox.group_watch import WATCH_S
 
 #: The fork server, which takes about 45 MiB, ends after this time without a check: uploads come in bursts.
 IDLE_S_MAX = 15.0
@@ -33,7 +35,6 @@ CONFIRM_S_MAX = 5.0
 CLOSE_S_MAX = 5.0
 _MODULE = "millstream.services.ingest.fork_server"
 _MESSAGE_BYTES_MAX = 256
-_CHUNK_BYTES = 1 << 16
 _PID, _STATUS, _ERROR = b"pid ", b"status ", b"error "
 #: bytes of the fork server's command line, which checkers overwrite with the folder that they check
 _TITLE_BYTES = 512
@@ -87,10 +88,7 @@ class Forker:
         if server is None:
             return None
         check = _ForkedCheck(server, task, self._program.begin_s_max)
-        try:
-            return await check.run(watch_of)
-        finally:
-            await uninterrupted(check.end())
+        return await in_its_thread(partial(check.run, watch_of), check.let_go)
 
     def close(self) -> None:
         """End the fork server and its checkers. Blocks until it has ended."""
@@ -138,7 +136,7 @@ class _Server:
 
     def runs(self) -> bool:
         """Return whether the server runs and accepts checks, as far as is known."""
-        return self.process.returncode is None and not select.select([self.control], [], [], 0)[0]
+        return self.process.returncode is None and not _readable(self.control.fileno(), 0.0)
 
     def close(self) -> None:
         self.control.close()
@@ -159,9 +157,9 @@ class _ForkedCheck:
         self._pid = 0
         self._pidfd: int | None = None
         self._ended = False
+        self._let_go_at = inf  # monotonic
         with ExitStack() as ours, ExitStack() as theirs:
             self._status, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._status.setblocking(False)
             ours.enter_context(self._status)
             theirs.enter_context(status)
             self._report, report = _pipe(ours, theirs)
@@ -169,34 +167,21 @@ class _ForkedCheck:
             self._sent = _send(server.control, [_memory_file(task, theirs), report, errors, status.fileno()])
             self._close = ours.pop_all().close
 
-    async def run(self, watch_of: WatchOf) -> Ended | None:
-        """Return the end of the checker; None if the server ended first, or did not start the checker."""
-        if not self._sent or not await self._started():
-            return None
-        report, errors = bytearray(), bytearray()
-
-        def keep_report(chunk: bytes) -> None:
-            report.extend(chunk[: REPORT_BYTES_MAX - len(report)])
-
-        def keep_errors(chunk: bytes) -> None:
-            errors.extend(chunk)
-            del errors[:-ERRORS_BYTES_KEPT]
-
-        async with watched(watch_of(self._pid), lambda: kill_group(self._pid)) as watching:
-            _, _, status = await asyncio.gather(
-                _drain(self._report, keep_report), _drain(self._errors, keep_errors), self._receive()
-            )
-        if not status.startswith(_STATUS):
-            return None
-        self._ended = True
-        return Ended(bytes(report), bytes(errors), int(status.removeprefix(_STATUS)), watching.exceeded)
-
-    async def _started(self) -> bool:
+    def run(self, watch_of: WatchOf) -> Ended | None:
+        """Return the end of the checker; None if the server ended first, or did not start the checker. Blocks."""
         try:
-            async with asyncio.timeout(self._begin_s_max):
-                message = await self._receive()
-        except TimeoutError:
-            return False
+            return self._follow(watch_of) if self._sent and self._started() else None
+        finally:
+            self._end()
+
+    def let_go(self) -> None:
+        """Have the server kill the checker if it runs, and reap it. Any thread may call it."""
+        self._let_go_at = min(self._let_go_at, time.monotonic())
+        with suppress(OSError):
+            self._status.shutdown(socket.SHUT_WR)
+
+    def _started(self) -> bool:
+        message = self._receive(self._begin_s_max)
         if message.startswith(_ERROR):
             number = int(message.removeprefix(_ERROR))
             raise OSError(number, os.strerror(number))
@@ -209,93 +194,65 @@ class _ForkedCheck:
             return False
         return True
 
-    async def _receive(self) -> bytes:
-        """Return the server's next message; b"" when it has closed the socket or has ended."""
+    def _follow(self, watch_of: WatchOf) -> Ended | None:
+        output = ProcessOutput(self._report, self._errors, watch_of(self._pid), partial(kill_group, self._pid))
+        with closing(output.selector) as selector:
+            selector.register(self._status, selectors.EVENT_READ, partial(selector.unregister, self._status))
+            while selector.get_map():
+                output.step(inf)
+                self._check_server()
+        status = self._receive(inf)
+        if not status.startswith(_STATUS):
+            return None
+        self._ended = True
+        return Ended(bytes(output.report), bytes(output.errors), int(status.removeprefix(_STATUS)), output.exceeded)
+
+    def _receive(self, seconds_max: float) -> bytes:
+        """Return the server's next message; b"" when it has closed the socket, has ended, or takes longer."""
+        deadline = time.monotonic() + seconds_max
+        while not _readable(self._status.fileno(), WATCH_S):
+            self._check_server()
+            if time.monotonic() >= deadline:
+                return b""
         with suppress(ConnectionError):
-            return await asyncio.get_running_loop().sock_recv(self._status, _MESSAGE_BYTES_MAX)
+            return self._status.recv(_MESSAGE_BYTES_MAX)
         return b""
 
-    async def end(self) -> None:
+    def _check_server(self) -> None:
+        """Kill the server if it does not confirm the end of the checker."""
+        if time.monotonic() >= self._let_go_at + CONFIRM_S_MAX:
+            self._server.kill()
+
+    def _end(self) -> None:
         """Kill the checker if it runs, and wait until it is gone."""
         try:
             if self._sent:
-                await self._let_go()
+                self.let_go()
+                while message := self._receive(inf):
+                    self._ended = self._ended or message.startswith(_STATUS)
             if self._pidfd is not None and not self._ended:
-                await self._kill(self._pidfd)
+                # Its server has ended: the kernel kills the checker, too, but perhaps after this.
+                if not _readable(self._pidfd, 0.0):
+                    kill_group(self._pid)
+                _readable(self._pidfd, None)
         finally:
             if self._pidfd is not None:
                 os.close(self._pidfd)
             self._close()
 
-    async def _let_go(self) -> None:
-        with suppress(OSError):
-            self._status.shutdown(socket.SHUT_WR)  # the server kills the checker if it runs, and reaps it
-        try:
-            async with asyncio.timeout(CONFIRM_S_MAX):
-                while message := await self._receive():
-                    self._ended = self._ended or message.startswith(_STATUS)
-        except TimeoutError:
-            self._server.kill()
 
-    async def _kill(self, pidfd: int) -> None:
-        """Kill a checker whose server has ended, and wait: the kernel kills it, too, but perhaps after this."""
-        if not select.select([pidfd], [], [], 0)[0]:
-            kill_group(self._pid)
-        await _drain(pidfd, None)
-
-
-async def _drain(descriptor: int, keep: Callable[[bytes], None] | None) -> None:
-    """Pass on what can be read until the end of the file. `keep` None: only wait until the descriptor is readable.
-
-    Not `connect_read_pipe`: event loops differ in when their transports close the descriptor.
-    """
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-
-    def read() -> None:
-        with suppress(BlockingIOError):
-            chunk = os.read(descriptor, _CHUNK_BYTES) if keep is not None else b""
-            if chunk and keep is not None:
-                keep(chunk)
-                return
-            loop.remove_reader(descriptor)
-            ended.set()
-
-    loop.add_reader(descriptor, read)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(descriptor)
-
-
-class Watching:
-    """Which limit a process was ended for; empty: none."""
-
-    exceeded = ""
-
-
-@asynccontextmanager
-async def watched(watch: GroupWatch, kill: Callable[[], None]) -> AsyncIterator[Watching]:
-    """Call `kill` when the limits of `watch` are exceeded within the block."""
-    watching = Watching()
-
-    async def follow() -> None:
-        watching.exceeded = await watch.until_exceeded()
-        kill()
-
-    following = asyncio.create_task(follow(), name="watch of a confined process")
-    try:
-        yield watching
-    finally:
-        await cancel_all([following])
+def _readable(descriptor: int, seconds_max: float | None) -> bool:
+    """Wait until a descriptor is readable; return whether it is. None: without a limit."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(None if seconds_max is None else seconds_max * 1000))
 
 
 def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
-    """Return the two ends of a pipe; the first does not block."""
+    """Return the two ends of a pipe."""
     readable, writable = os.pipe()
     ours.callback(os.close, readable)
     theirs.callback(os.close, writable)
-    os.set_blocking(readable, False)
     return readable, writable
 
 

@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from math import inf
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from millstream.services.environment import library_environment
 from millstream.services.process.cancellation import uninterrupted
@@ -34,6 +35,7 @@ ERRORS_BYTES_KEPT = 8192
 _CHUNK_BYTES = 1 << 16
 _PIPE_CHUNKS = 32  # no pipe holds more after the end of the process
 
+T = TypeVar("T")
 WatchOf = Callable[[int], GroupWatch]  # the process that leads a group -> what bounds the group
 
 
@@ -51,6 +53,50 @@ class Ended(NamedTuple):
     errors: bytes
     status: int
     exceeded: str = ""
+
+
+class ProcessOutput:
+    """What a process prints, read within bounds, and the limits of its group meanwhile.
+
+    Args:
+        output: its standard output, and `errors` its standard error.
+        watch: what bounds its group; None: nothing does.
+        kill: kills the group.
+
+    Attributes:
+        selector: what `step` waits for; a value is called when its file is ready. It is empty when all have ended.
+    """
+
+    def __init__(self, output: int, errors: int, watch: GroupWatch | None, kill: Callable[[], None]) -> None:
+        self.report, self.errors = bytearray(), bytearray()
+        self.exceeded = ""
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(output, selectors.EVENT_READ, partial(self._read, output, self._keep_report))
+        self.selector.register(errors, selectors.EVENT_READ, partial(self._read, errors, self._keep_errors))
+        self._watch = watch
+        self._kill = kill
+
+    def step(self, seconds_max: float) -> None:
+        """Wait for what can be read, or for a moment; kill the process if it takes more than it may."""
+        for key, _ in self.selector.select(min(WATCH_S, max(0.0, seconds_max))):
+            key.data()
+        if self._watch is not None and self._watch.due and not self.exceeded:
+            self.exceeded = self._watch.measure()
+            if self.exceeded:
+                self._kill()
+
+    def _read(self, descriptor: int, keep: Callable[[bytes], None]) -> None:
+        chunk = os.read(descriptor, _CHUNK_BYTES)
+        keep(chunk)
+        if not chunk:
+            self.selector.unregister(descriptor)
+
+    def _keep_report(self, chunk: bytes) -> None:
+        self.report += chunk[: REPORT_BYTES_MAX - len(self.report)]
+
+    def _keep_errors(self, chunk: bytes) -> None:
+        self.errors += chunk
+        del self.errors[:-ERRORS_BYTES_KEPT]
 
 
 class ChildProcess:
@@ -76,7 +122,7 @@ class ChildProcess:
         watch_of: WatchOf | None = None,
         folder: Path | None = None,
     ) -> None:
-        self._process = subprocess.Popen(
+        self._process = process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *arguments, "--parent", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -86,58 +132,35 @@ class ChildProcess:
             start_new_session=True,
             bufsize=0,
         )
-        self.pid = self._process.pid
-        self._output, self._errors, self._unsent = bytearray(), bytearray(), b""
-        self._is_last = self._closed = False
-        self._exceeded = ""
-        self._killing = threading.Lock()  # a group that is gone is not killed: its number may be used again
-        self._selector = selectors.DefaultSelector()
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        for stream, read in ((self._process.stdout, self._read_output), (self._process.stderr, self._read_errors)):
-            assert stream is not None
-            self._selector.register(stream, selectors.EVENT_READ, read)
-        self._watch = watch_of(self.pid) if watch_of is not None else None
+        self.pid = process.pid
+        self._killing = threading.Lock()
+        self._closed = False  # then nothing is killed: the number of its group may be used again
+        assert process.stdin and process.stdout and process.stderr  # noqa: PT018 - for mypy
+        self._input, self._unsent, self._is_last = process.stdin, b"", False
+        os.set_blocking(self._input.fileno(), False)
+        watch = watch_of(self.pid) if watch_of is not None else None
+        self._output = ProcessOutput(process.stdout.fileno(), process.stderr.fileno(), watch, self.kill)
 
     def run(self, task: bytes, seconds_max: float = inf) -> Ended:
         """Hand over the task, and return what came of it when the process has ended.
 
         Of an output that is too long, the beginning is kept. Raises TimeoutError after `seconds_max`.
         """
-        deadline = time.monotonic() + seconds_max
+        deadline, output = time.monotonic() + seconds_max, self._output
         try:
             self.send(task, last=True)
-            while self._selector.get_map():
+            while output.selector.get_map() or self._process.poll() is None:
                 self._step(deadline)
-            while self._process.poll() is None:  # it closed its output
-                self._look(deadline)
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(min(WATCH_S, max(0.0, deadline - time.monotonic())))
-            return Ended(bytes(self._output), bytes(self._errors), self._process.returncode, self._exceeded)
+            return Ended(bytes(output.report), bytes(output.errors), self._process.returncode, output.exceeded)
         finally:
             self.close()
 
-    async def run_async(self, task: bytes) -> Ended:
-        """Do the same in a thread of its own. The process has ended on return, error and cancellation.
-
-        An executor of the event loop has few threads, which a process may keep for minutes.
-        """
-        with ThreadPoolExecutor(1, thread_name_prefix="child") as thread:
-            running = asyncio.get_running_loop().run_in_executor(thread, self.run, task)
-            try:
-                return await asyncio.shield(running)
-            finally:
-                self.kill()
-                await uninterrupted(running)
-
     def send(self, message: bytes, *, last: bool = False) -> None:
         """Have it written while the process is listened to; after the `last` one its input ends."""
-        stream = self._process.stdin
-        assert stream is not None
         self._unsent += message
         self._is_last = last
-        if stream not in self._selector.get_map():
-            self._selector.register(stream, selectors.EVENT_WRITE, self._write)
+        if self._input not in self._output.selector.get_map():
+            self._output.selector.register(self._input, selectors.EVENT_WRITE, self._write)
 
     def kill(self) -> None:
         """Kill the process and those that it started. Any thread may call it."""
@@ -154,12 +177,9 @@ class ChildProcess:
             self._process.wait()
             self._closed = True
         for _ in range(_PIPE_CHUNKS):  # what it printed last
-            ready = self._selector.select(0) if self._selector.get_map() else []
-            for key, _ in ready:
-                key.data(key.fileobj)
-            if not ready:
-                break
-        self._selector.close()
+            if self._output.selector.get_map():
+                self._output.step(0.0)
+        self._output.selector.close()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 with suppress(OSError):
@@ -167,42 +187,39 @@ class ChildProcess:
 
     def _step(self, deadline: float) -> None:
         """Write and read what can be written and read now, and see to the limits. Raises TimeoutError."""
-        for key, _ in self._selector.select(min(WATCH_S, max(0.0, deadline - time.monotonic()))):
-            key.data(key.fileobj)
-        self._look(deadline)
-
-    def _look(self, deadline: float) -> None:
-        """Kill the process if it takes more than it may, and what is left of its group. Raises TimeoutError."""
-        if time.monotonic() >= deadline:
-            raise TimeoutError
+        self._output.step(deadline - time.monotonic())
+        if not self._output.selector.get_map():  # it closed its output, and ends
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(WATCH_S)
         if self._process.poll() is not None:
             self.kill()  # what it started may hold its output open
-        elif self._watch is not None and self._watch.due and not self._exceeded:
-            self._exceeded = self._watch.measure()
-            if self._exceeded:
-                self.kill()
+        elif time.monotonic() >= deadline:
+            raise TimeoutError
 
-    def _write(self, stream: IO[bytes]) -> None:
+    def _write(self) -> None:
         try:
-            self._unsent = self._unsent[os.write(stream.fileno(), self._unsent[:_CHUNK_BYTES]) :]
+            self._unsent = self._unsent[os.write(self._input.fileno(), self._unsent[:_CHUNK_BYTES]) :]
         except BrokenPipeError:
             self._unsent = b""
         if not self._unsent:
-            self._selector.unregister(stream)
+            self._output.selector.unregister(self._input)
             if self._is_last:
-                stream.close()
+                self._input.close()
 
-    def _read_output(self, stream: IO[bytes]) -> None:
-        chunk = os.read(stream.fileno(), _CHUNK_BYTES)
-        self._output += chunk[: REPORT_BYTES_MAX - len(self._output)]
-        if not chunk:
-            self._selector.unregister(stream)
 
-    def _read_errors(self, stream: IO[bytes]) -> None:
-        chunk = os.read(stream.fileno(), _CHUNK_BYTES)
-        self._errors = (self._errors + chunk)[-ERRORS_BYTES_KEPT:]
-        if not chunk:
-            self._selector.unregister(stream)
+async def in_its_thread(run: Callable[[], T], end: Callable[[], None]) -> T:
+    """Return `run()`, called in a thread of its own, and call `end` when it is over, and if this task is cancelled.
+
+    `run` has returned on return, error and cancellation. The threads of the event loop are few, and a process may take
+    minutes.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="child") as thread:
+        running = asyncio.get_running_loop().run_in_executor(thread, run)
+        try:
+            return await asyncio.shield(running)
+        finally:
+            end()
+            await uninterrupted(running)
 
 
 async def run_confined(
@@ -210,7 +227,7 @@ async def run_confined(
 ) -> Ended:
     """Run a module that reads the files in `folder`, which `ps` shows. Raises OSError if it cannot be started."""
     child = ChildProcess(module, str(folder), environment=environment, watch_of=watch_of, folder=IMPORT_ROOT)
-    return await child.run_async(task)
+    return await in_its_thread(partial(child.run, task), child.kill)
 
 
 def confined_environment(**overrides: str) -> dict[str, str]:

@@ -9,14 +9,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.ingest.forked_check import watched
-from millstream.services.process.cancellation import uninterrupted
+from millstream.services.process.cancellation import cancel_all, uninterrupted
 from millstream.services.sandbox.child import IMPORT_ROOT, confined_environment
 from millstream.services.sandbox.group_watch import FolderWatch, GroupWatch
 from millstream.services.tokenizer.process import (
@@ -113,7 +112,7 @@ class TokenizerProcess:
         assert source
         assert target
         try:
-            async with asyncio.timeout(seconds_max), watched(self._watch, self._kill):
+            async with asyncio.timeout(seconds_max), _watched(self._watch, self._kill):
                 target.write(LENGTH.pack(len(message)) + message)
                 await target.drain()
                 (size_bytes,) = LENGTH.unpack(await source.readexactly(LENGTH.size))
@@ -142,6 +141,21 @@ class TokenizerProcess:
         self._process.stdin.close()
         # The rest of its output is read: asyncio says that a process ended once its pipes have.
         await asyncio.gather(_drop(self._process.stdout), self._process.wait())
+
+
+@asynccontextmanager
+async def _watched(watch: GroupWatch, kill: Callable[[], None]) -> AsyncIterator[None]:
+    """Call `kill` when the limits of `watch` are exceeded within the block."""
+
+    async def follow() -> None:
+        await watch.until_exceeded()
+        kill()
+
+    following = asyncio.create_task(follow(), name="watch of a tokenizer")
+    try:
+        yield
+    finally:
+        await cancel_all([following])
 
 
 async def _drop(stream: asyncio.StreamReader) -> None:
