@@ -119,11 +119,7 @@ class Heartbeat:
     """Publishes the worker's record and extends its leases until `stop`.
 
     Args:
-        connect: opens a connection to Redis.
-        record: builds the record to publish.
         served: its lanes are added to Redis when they are new, and when Redis may have forgotten them.
-        leases: is told of each beat.
-        signal: says when the record has changed.
         look_up: looks up what the worker needs from Redis, over the heartbeat's connection.
         on_redis: called with True after each beat, and with False when a beat did not reach Redis.
     """

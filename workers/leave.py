@@ -46,7 +46,6 @@ class DrainThread:
     """Stops the main loop on SIGTERM or SIGINT, and limits how long the drain takes. A second signal ends the process.
 
     Args:
-        drain_s: the drain time.
         supervised: whether a supervisor started this process, and kills it if the drain is to be cut short.
     """
 

@@ -34,12 +34,7 @@ BUSY_S = 0.5
 
 
 class RunReports:
-    """Reports long runs of the main loop while they go on, in a thread, over a connection of its own.
-
-    Args:
-        connect: opens a connection to Redis.
-        loop: the main loop.
-    """
+    """Reports long runs of the main loop while they go on, in a thread, over a connection of its own."""
 
     def __init__(self, connect: Callable[[], Consumer], loop: Worker) -> None:
         self._connect = connect
@@ -139,13 +134,7 @@ AGAIN_S = 1.0  # between two attempts while Redis does not take them
 
 
 class OverdueReplies:
-    """Sends the overdue replies of one worker.
-
-    Args:
-        connect: opens a connection to Redis.
-        loop: the main loop.
-        clock: monotonic seconds.
-    """
+    """Sends the overdue replies of one worker."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from millstream.plugins.fleet.planned import PlannedOrder, ServedVersion
 from millstream.services.placement.fleet import Fleet
-from millstream.services.placement.prediction import expected, reduced
+from millstream.services.placement.prediction import expected
 from millstream.services.placement.room import Room, evictable
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, WorkerView
 from millstream.services.wire.orders import OrderReason
@@ -251,7 +251,7 @@ class PlanningRound:
         file_bytes, too_little = unmeasured
         room = self._room(view)
         limited = expected(need, too_little, file_bytes, *room.models_bytes())
-        return reduced(limited, too_little, file_bytes, *room.attainable_bytes())
+        return expected(limited, too_little, file_bytes, *room.attainable_bytes())
 
     def _room(self, view: WorkerView) -> Room:
         known = self._rooms.get(view.id)

@@ -11,8 +11,9 @@ first, so they are the median: one slow model does not make all others slow.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
+from typing import NamedTuple
 
 from millstream.services.placement.views import Footprint
 
@@ -32,33 +33,55 @@ LOAD_S_FIXED_MAX = 30.0
 LOAD_S_PER_BYTE_MAX = 1 / (10 << 20)
 
 
-@dataclass(frozen=True, slots=True)
-class Ratios:
-    """What versions of one kind take for each byte of their files, and their time to load.
+class SpaceRatios(NamedTuple):
+    """What versions of one kind take of the memory of the host, or of an accelerator, for each byte of their files.
 
     Args:
         resident: bytes that stay, beyond `resident_fixed`.
         peak: further bytes while it loads, warms up or runs its largest batch, beyond `peak_fixed`.
         resident_fixed: bytes of the smallest version: its session, threads and code.
         peak_fixed: likewise, while it loads.
-        load_s_fixed: seconds to load the smallest version.
-        load_s_per_byte: further seconds for each byte of the files.
-        device_resident: as `resident`, of the memory of an accelerator.
-        device_peak: likewise.
-        device_resident_fixed: likewise.
-        device_peak_fixed: likewise.
     """
 
-    resident: float = 1.5
-    peak: float = 3.0
-    resident_fixed: int = 4 << 20
-    peak_fixed: int = 4 << 20
+    resident: float = 0.0
+    peak: float = 0.0
+    resident_fixed: int = 0
+    peak_fixed: int = 0
+
+    def learn(self, measured: Sequence[tuple[int, int, int]]) -> SpaceRatios:
+        """Return the ratios of measured versions: bytes of the files, resident and peak bytes. These are assumed."""
+        large = [one for one in measured if one[0] >= LEARN_BYTES_MIN]
+        small = [one for one in measured if one[0] < LEARN_BYTES_MIN]
+        resident_fixed = int(_high((resident for _, resident, _ in small), self.resident_fixed))
+        peak_fixed = int(_high((peak for _, _, peak in small), self.peak_fixed))
+        return SpaceRatios(
+            _high(((resident - resident_fixed) / size for size, resident, _ in large), self.resident),
+            _high(((peak - peak_fixed) / size for size, _, peak in large), self.peak),
+            resident_fixed,
+            peak_fixed,
+        )
+
+    def predict(self, file_bytes: int) -> tuple[int, int]:
+        """Return the resident and peak bytes of a version with files of `file_bytes`."""
+        return (
+            self.resident_fixed + int(self.resident * file_bytes),
+            self.peak_fixed + int(self.peak * file_bytes),
+        )
+
+
+class Ratios(NamedTuple):
+    """What versions of one kind take, and their time to load.
+
+    Args:
+        host: of the memory of the host, and `device` of that of an accelerator.
+        load_s_fixed: seconds to load the smallest version.
+        load_s_per_byte: further seconds for each byte of the files.
+    """
+
+    host: SpaceRatios = SpaceRatios(1.5, 3.0, 4 << 20, 4 << 20)
+    device: SpaceRatios = SpaceRatios()
     load_s_fixed: float = 0.5
     load_s_per_byte: float = 1 / (100 << 20)
-    device_resident: float = 0.0
-    device_peak: float = 0.0
-    device_resident_fixed: int = 0
-    device_peak_fixed: int = 0
 
     @staticmethod
     def learn(measured: Sequence[tuple[int, Footprint]], assumed: Ratios | None = None) -> Ratios:
@@ -68,48 +91,25 @@ class Ratios:
             measured: the bytes of the files of each, and what it takes.
             assumed: the ratios of further versions; None: those on a CPU.
         """
-        assumed = assumed or ASSUMED_RATIOS
-        large = [(size, one) for size, one in measured[-MEASURED_MAX:] if size >= LEARN_BYTES_MIN]
-        small = [one for size, one in measured[-MEASURED_MAX:] if size < LEARN_BYTES_MIN]
-        starts_s = (one.load_s for size, one in measured[-MEASURED_MAX:] if size < LEARN_S_BYTES_MIN)
-        per_byte_s = (one.load_s / size for size, one in large if size >= LEARN_S_BYTES_MIN)
-        resident_fixed = int(_high((one.resident_bytes for one in small), assumed.resident_fixed))
-        peak_fixed = int(_high((one.peak_bytes for one in small), assumed.peak_fixed))
-        device_fixed = int(_high((one.device_resident_bytes for one in small), assumed.device_resident_fixed))
-        device_peak_fixed = int(_high((one.device_peak_bytes for one in small), assumed.device_peak_fixed))
+        assumed, measured = assumed or ASSUMED_RATIOS, measured[-MEASURED_MAX:]
+        starts_s = (one.load_s for size, one in measured if size < LEARN_S_BYTES_MIN)
+        per_byte_s = (one.load_s / size for size, one in measured if size >= LEARN_S_BYTES_MIN)
         return Ratios(
-            resident=_high(((one.resident_bytes - resident_fixed) / size for size, one in large), assumed.resident),
-            peak=_high(((one.peak_bytes - peak_fixed) / size for size, one in large), assumed.peak),
-            resident_fixed=resident_fixed,
-            peak_fixed=peak_fixed,
-            load_s_fixed=min(LOAD_S_FIXED_MAX, _median(starts_s, assumed.load_s_fixed)),
-            load_s_per_byte=min(LOAD_S_PER_BYTE_MAX, _median(per_byte_s, assumed.load_s_per_byte)),
-            device_resident=_high(
-                ((one.device_resident_bytes - device_fixed) / size for size, one in large), assumed.device_resident
-            ),
-            device_peak=_high(
-                ((one.device_peak_bytes - device_peak_fixed) / size for size, one in large), assumed.device_peak
-            ),
-            device_resident_fixed=device_fixed,
-            device_peak_fixed=device_peak_fixed,
+            assumed.host.learn([(size, one.resident_bytes, one.peak_bytes) for size, one in measured]),
+            assumed.device.learn([(size, one.device_resident_bytes, one.device_peak_bytes) for size, one in measured]),
+            min(LOAD_S_FIXED_MAX, _median(starts_s, assumed.load_s_fixed)),
+            min(LOAD_S_PER_BYTE_MAX, _median(per_byte_s, assumed.load_s_per_byte)),
         )
 
     def predict(self, file_bytes: int) -> Footprint:
         """Return what a version with files of `file_bytes` will take."""
-        return Footprint(
-            self.resident_fixed + int(self.resident * file_bytes),
-            self.peak_fixed + int(self.peak * file_bytes),
-            self.load_s_fixed + self.load_s_per_byte * file_bytes,
-            device_resident_bytes=self.device_resident_fixed + int(self.device_resident * file_bytes),
-            device_peak_bytes=self.device_peak_fixed + int(self.device_peak * file_bytes),
-        )
+        load_s = self.load_s_fixed + self.load_s_per_byte * file_bytes
+        return Footprint(*self.host.predict(file_bytes), load_s, False, *self.device.predict(file_bytes))
 
 
 ASSUMED_RATIOS = Ratios()
 #: on an accelerator: weights once on the host while they are read, and once on the device
-ASSUMED_ON_DEVICE = Ratios(
-    device_resident=1.5, device_peak=1.5, device_resident_fixed=16 << 20, device_peak_fixed=16 << 20
-)
+ASSUMED_ON_DEVICE = Ratios(device=SpaceRatios(1.5, 1.5, 16 << 20, 16 << 20))
 
 
 def _high(values: Iterable[float], assumed: float) -> float:
@@ -153,37 +153,21 @@ def _bounded(resident_bytes: int, peak_bytes: int, file_bytes: int, room_bytes: 
 def expected(
     known: Footprint, too_little: Footprint | None, file_bytes: int, room_bytes: int, device_room_bytes: int
 ) -> Footprint:
-    """Return what a version takes in a worker that has this memory for models.
+    """Return what a version takes in a worker that has this memory for models, or can make it free.
+
+    Other instances may stay for long: pinned, or counted with memory that the process keeps. A version that was never
+    measured is tried with what they leave: else it could not be loaded beside one small pinned instance.
 
     Args:
         known: what it takes, measured or predicted.
         too_little: what an earlier load found too little, maybe in a smaller worker; None: there was none.
         file_bytes: of its files.
-        room_bytes: what all instances together may take.
+        room_bytes: what all instances together may take, or what can be made free.
         device_room_bytes: likewise of the device.
     """
     limited = bounded(known, file_bytes, room_bytes, device_room_bytes)
     # What a load found too little is certain; beyond that it is a prediction.
     return limited if too_little is None or known.measured else at_least(limited, too_little)
-
-
-def reduced(
-    predicted: Footprint, known: Footprint | None, file_bytes: int, room_bytes: int, device_room_bytes: int
-) -> Footprint:
-    """Return a prediction that is at most the memory that can be made free, if the files fit into that.
-
-    Other instances stay for long: pinned, or counted with memory that the process keeps. Without this, a version that
-    was never measured could not be loaded beside one small pinned instance.
-
-    Args:
-        predicted: what the version takes; a measured footprint is returned unchanged.
-        known: what an earlier load found too little; None: there was none.
-        file_bytes: of its files.
-        room_bytes: what can be made free.
-        device_room_bytes: likewise of the device.
-    """
-    tried = bounded(predicted, file_bytes, room_bytes, device_room_bytes)
-    return tried if known is None else at_least(tried, known)
 
 
 def at_least(predicted: Footprint, known: Footprint) -> Footprint:
@@ -203,15 +187,10 @@ def at_least(predicted: Footprint, known: Footprint) -> Footprint:
     return predicted
 
 
-def larger(footprint: Footprint, free_bytes: int) -> Footprint:
+def larger(footprint: Footprint, free_bytes: int, *, of_device: bool = False) -> Footprint:
     """Return the corrected prediction of a version whose load found no memory although `free_bytes` were free."""
-    load_bytes = max(int(CORRECTION * footprint.load_bytes), free_bytes + 1)
-    peak_bytes = max(footprint.peak_bytes, load_bytes - footprint.resident_bytes)
-    return replace(footprint, peak_bytes=peak_bytes, measured=False)
-
-
-def larger_on_device(footprint: Footprint, free_bytes: int) -> Footprint:
-    """Return likewise for a load that found no memory on the device."""
-    load_bytes = max(int(CORRECTION * footprint.device_load_bytes), free_bytes + 1)
-    peak_bytes = max(footprint.device_peak_bytes, load_bytes - footprint.device_resident_bytes)
-    return replace(footprint, device_peak_bytes=peak_bytes, measured=False)
+    resident, peak, name = footprint.resident_bytes, footprint.peak_bytes, "peak_bytes"
+    if of_device:
+        resident, peak, name = footprint.device_resident_bytes, footprint.device_peak_bytes, "device_peak_bytes"
+    load_bytes = max(int(CORRECTION * (resident + peak)), free_bytes + 1)
+    return replace(footprint, measured=False, **{name: max(peak, load_bytes - resident)})

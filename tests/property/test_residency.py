@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from millstream.services.model.manifest import EndpointPlacement, Manifest
 from millstream.services.placement import preloads as headroom
-from millstream.services.placement.prediction import larger, reduced
+from millstream.services.placement.prediction import expected, larger
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.verdicts import NO_VERDICT
 from millstream.services.wire.orders import Order
@@ -62,7 +62,7 @@ class Memory:
         return self.needs[one.content_id]
 
     def need_within(self, one: Manifest, room_bytes: int, device_room_bytes: int) -> Footprint:
-        return reduced(self.needs[one.content_id], None, 1, room_bytes, device_room_bytes)
+        return expected(self.needs[one.content_id], None, 1, room_bytes, device_room_bytes)
 
 
 class Loads:

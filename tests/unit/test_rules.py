@@ -28,7 +28,7 @@ BREACHES = {
     "the client stands on": ("client/errors.py", "millstream.services.queue.keys"),
     "the Python client knows no command": ("client/async_client.py", "millstream.client.cli.terminal"),
     "services imports neither": ("services/version.py", "millstream.workers.worker"),
-    "gateway and workers are coupled": ("workers/models/reshape.py", "millstream.gateway.tensors.outputs"),
+    "gateway and workers are coupled": ("workers/backends/engine_parts.py", "millstream.gateway.tensors.outputs"),
     "gRPC is known": ("gateway/v2/options.py", "grpc"),
     "FastAPI is known": ("gateway/scheduling/lane.py", "fastapi"),
     "Redis is known": ("workers/batches/consumer.py", "redis"),

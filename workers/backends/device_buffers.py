@@ -36,7 +36,6 @@ class DeviceBuffers:
     """The buffers of one session. Not thread-safe.
 
     Args:
-        runtime: the module onnxruntime.
         kind: "cuda", or "cpu" in tests.
         graphs: whether the session records CUDA graphs, one for each combination of shapes.
     """

@@ -177,14 +177,7 @@ def describe_gpu(device: str, number: int, open_library: Callable[[str], Any] = 
 
 
 class EngineReport:
-    """The report of one folder of engines.
-
-    Args:
-        folder: where the engines are.
-        model: the file that they are compiled from.
-        target: what they are compiled for.
-        flags: options of the execution provider.
-    """
+    """The report of one folder of engines."""
 
     def __init__(self, folder: Path, model: Path, target: Target, flags: Mapping[str, object]) -> None:
         self._folder = folder

@@ -40,11 +40,6 @@ class DirectWork:
 
     Args:
         links: connections to gateways, used for nothing else.
-        keys: the pool's.
-        worker: this worker's id.
-        models: the loaded versions.
-        clock: the Redis clock, on which a batch says when it was made.
-        spin: decides how long `wait` busy-polls.
         on: whether the worker attaches at all.
     """
 

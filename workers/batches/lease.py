@@ -185,11 +185,7 @@ class RunCost(NamedTuple):
 
 
 class LeaseValidity:
-    """Tells whether leases of this worker cannot have been reclaimed. The heartbeat writes it; instants are monotonic.
-
-    Args:
-        lease_s: the lease time.
-    """
+    """Tells whether leases of this worker cannot have been reclaimed. The heartbeat writes it. Instants: monotonic."""
 
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s

@@ -208,7 +208,6 @@ class LiveCheck:
 
     Args:
         one_in: one in this many shared runs of a version is sampled, beginning with the first; 0 disables the check.
-        run: runs rows of a version.
         settle: called with the manifest, the outcome and its reason at the end of a check.
     """
 

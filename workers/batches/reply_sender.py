@@ -31,13 +31,6 @@ class ReplySender:
     batch could do no harm: while the lease is surely valid, for the first attempt, and for a batch without shared
     memory, which the gateway reuses as soon as it has the reply. Inputs in a blob are no hindrance: they are deleted
     with the acknowledgement.
-
-    Args:
-        writer: turns outputs into replies.
-        links: the gateways on this host.
-        remote: the gateways on other hosts.
-        lease_valid: as in ReplyWriter.
-        direct: takes the replies to batches that were dispatched directly.
     """
 
     def __init__(

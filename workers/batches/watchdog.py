@@ -205,9 +205,6 @@ class Watchdog:
     """Watches the run of the main loop.
 
     Args:
-        loop: the state of the main loop.
-        clock: the Redis clock, on which deadlines are.
-        run_s_max: the limit of one run.
         on_long: called in the watchdog's thread when a run becomes suspicious, or is long while others wait
             behind it.
         on_stuck: called in that thread when a terminated run does not end; it does not return.

@@ -32,10 +32,10 @@ from millstream.services.sandbox.child import ChildProcess
 from millstream.services.wire.records import kind_of
 from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends.base import Backend, Instance, Options, OutOfMemory, Stop
+from millstream.workers.backends.engine_parts import Reshaped
 from millstream.workers.models.footprint_meter import FootprintMeter, Measurement
 from millstream.workers.models.memory_budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION, MemoryBudget
 from millstream.workers.models.profiler import KnownProfiles, measure, runs_as_known, warm_up
-from millstream.workers.models.reshape import Reshaped
 
 log = logging.getLogger("millstream.variants")
 

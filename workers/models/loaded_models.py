@@ -234,7 +234,6 @@ class LoadedModels:
     """Versions by content id, which is also the lane's name. `signal` is set after each change.
 
     Args:
-        usage: what is known about the calls of each version.
         offset_s: returns the Redis clock minus the monotonic clock.
     """
 

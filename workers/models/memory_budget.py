@@ -284,9 +284,7 @@ class SpareMemory:
     """The memory of one kind of work in the background, of which one piece runs at a time. Safe for several threads.
 
     Args:
-        budget: the memory of the worker.
         stop: stops the work in progress, if there is any. Called by the thread that needs the memory.
-        monotonic: returns seconds.
     """
 
     def __init__(

@@ -59,8 +59,6 @@ class Refusals:
     """Refusals by content id. Safe for several threads.
 
     Args:
-        signal: is set after each change.
-        now: returns monotonic seconds.
         on_redis_clock: returns an instant of `now` on the Redis clock, on which it is published.
     """
 

@@ -26,9 +26,7 @@ class FailedLoad(NamedTuple):
 
     Args:
         failures: loads of the version that failed in a row, without those for a reason that passes.
-        at: when it failed.
         retry_at: when it is tried again; infinity: not before an operator asks for it.
-        reason: for people.
         repeated: whether the last try failed for the same reason, apart from numbers.
     """
 
@@ -40,11 +38,7 @@ class FailedLoad(NamedTuple):
 
 
 class FailedLoads:
-    """The failed loads of one worker, by content id. Each change replaces a whole value; safe for several threads.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """The failed loads of one worker, by content id. Each change replaces a whole value; safe for several threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, draw: Draw = random.random) -> None:
         self._clock = clock

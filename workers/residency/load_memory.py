@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
-from millstream.services.placement.prediction import expected, larger, larger_on_device, reduced
+from millstream.services.placement.prediction import expected, larger
 from millstream.services.placement.views import Footprint
 from millstream.services.process.process_memory import return_freed
 from millstream.services.repository.folder import FolderRepository
@@ -49,7 +49,7 @@ class LoadMemory:
         """Return what a load of the version is tried with if no more than this memory can be made free."""
         found = self._footprints.measured(manifest, self._kind)
         known = None if found is None else found.footprint
-        return reduced(self.need(manifest), known, file_bytes(manifest), room_bytes, device_room_bytes)
+        return expected(self.need(manifest), known, file_bytes(manifest), room_bytes, device_room_bytes)
 
     def reserve(self, manifest: Manifest) -> None:
         """Reserve the memory that a load will take: what was reserved for it before, if it is tried with less.
@@ -139,10 +139,10 @@ class LoadMemory:
         if isinstance(error, OutOfMemory):
             # The limit is that of the process: the load has taken all that others had left, not only its own part.
             budget = self.budget
+            limit, free = budget.budget_bytes, budget.free_bytes
             if error.of_device:
-                need = larger_on_device(known, budget.device_free_bytes if budget.device_budget_bytes else 0)
-            else:
-                need = larger(known, budget.free_bytes if budget.budget_bytes else 0)
+                limit, free = budget.device_budget_bytes, budget.device_free_bytes
+            need = larger(known, free if limit else 0, of_device=error.of_device)
             self.keep(manifest, Measured.of(replace(need, load_s=0.0)))
 
     def keep(self, manifest: Manifest, measured: Measured) -> None:

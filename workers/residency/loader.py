@@ -41,11 +41,7 @@ BEGIN_S_MAX = 1.0  # for a new thread to begin; with too little memory it may ne
 
 
 class LoadThreads:
-    """A fixed number of threads, from the first `renew` on, which is called by one thread at a time.
-
-    Args:
-        count: number of threads that wait.
-    """
+    """A fixed number of threads, from the first `renew` on, which is called by one thread at a time."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -160,7 +156,6 @@ class Loader:
     """Runs loads in threads of their own and ends those that exceed their limits.
 
     Args:
-        run: loads one version, and handles its failures.
         on_stuck: called when a load does not end within GRACE_S after its end was requested.
     """
 

@@ -50,10 +50,8 @@ class Residency(LoadPolicy):
     `again` are orders that the worker gives itself, `ended` the content ids whose demands end without a lane.
 
     Args:
-        worker: id of the worker.
         number: its number in its pool.
         keys: of the repository; None: quotas are not in force.
-        clock: the Redis clock.
     """
 
     def __init__(

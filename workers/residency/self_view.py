@@ -24,10 +24,6 @@ from millstream.workers.residency.version_loads import VersionLoads
 class SelfView:
     """The view that a worker has of itself. Its methods are called with `changed` locked.
 
-    Args:
-        worker: id of the worker.
-        clock: the Redis clock.
-
     Attributes:
         changed: locked while deciding; notified when `wanted` changes, and when an instance was closed.
         wanted: the versions that the repository has for the pool, by content id.

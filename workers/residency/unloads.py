@@ -45,7 +45,6 @@ class Unloads:
     """Unloads versions. `changed` is notified when an instance was closed; the residency decides under it.
 
     Args:
-        connect: opens a consumer for one unload.
         stopping: set when the process is to end: then it waits for nothing.
         run_apart: runs a function beside the caller; closing a large instance takes seconds.
     """

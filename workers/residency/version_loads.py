@@ -46,7 +46,6 @@ class VersionLoads(Loader):
 
     Args:
         now: returns seconds on the Redis clock.
-        failed: the versions whose loads failed.
     """
 
     def __init__(

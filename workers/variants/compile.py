@@ -26,9 +26,9 @@ from millstream.services.repository.variants import Report
 from millstream.services.settings import read_settings
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Backend, Instance
+from millstream.workers.backends.engine_parts import Reshaped
 from millstream.workers.models.load_version import REFUSED, read_task, verify
 from millstream.workers.models.memory_limit import MemoryLimit
-from millstream.workers.models.reshape import Reshaped
 
 ROWS = (1, 3)  # of the runs whose outputs are compared
 

@@ -37,8 +37,8 @@ from millstream.services.model.samples import read_inputs
 from millstream.services.sandbox.confine import Limits, begin, confine
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Backend, Instance
+from millstream.workers.backends.engine_parts import Reshaped
 from millstream.workers.models.memory_limit import MemoryLimit, prefer_for_oom_kill
-from millstream.workers.models.reshape import Reshaped
 
 ERROR_CHARACTERS_MAX = 1000
 _CPU_S_MAX = 1 << 30  # the driver ends one that takes long
