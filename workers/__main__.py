@@ -70,7 +70,7 @@ from millstream.workers.leave import DrainThread, Leave, record_unseen_load_deat
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.load_version import LoadEnvironment
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
-from millstream.workers.models.memory_budget import SPARE_BYTES, DeviceBudget, MemoryBudget
+from millstream.workers.models.memory_budget import SPARE_BYTES, MemoryBudget, MemorySpace
 from millstream.workers.models.memory_limit import IdleTrimmer, MemoryLimit, prefer_for_oom_kill
 from millstream.workers.models.profiler import KnownProfiles
 from millstream.workers.models.record_parts import BeatSignal
@@ -383,7 +383,7 @@ class WorkerProcess:
             budget_bytes,
             spare_bytes=SPARE_BYTES,
             follow=limit.follow,
-            device=DeviceBudget(device_bytes, partial(self._backend.device_bytes, device)) if device_bytes else None,
+            device=MemorySpace(device_bytes, partial(self._backend.device_bytes, device)) if device_bytes else None,
         )
 
     def _connect(self) -> Consumer:
@@ -398,10 +398,10 @@ class WorkerProcess:
         return Consumer(self._address, self._keys, self._identity.worker, self._clock, self._spin, losses=self.metrics)
 
     def _record(self) -> WorkerRecord:
-        used_bytes, device_used_bytes = self._budget.used_bytes, self._budget.device_used_bytes
+        used_bytes, device_used_bytes = self._budget.used_bytes, self._budget.device.used_bytes
         self.metrics.memory(self._budget.budget_bytes, used_bytes)
-        if self._budget.device_budget_bytes:
-            self.metrics.device_memory(self._budget.device_budget_bytes, device_used_bytes)
+        if self._budget.device.budget_bytes:
+            self.metrics.device_memory(self._budget.device.budget_bytes, device_used_bytes)
         self.metrics.instances(len(self._models.lanes()))
         token = self._reconciler.token  # first: the instances follow this state, or a later one
         return WorkerRecord(
@@ -419,10 +419,10 @@ class WorkerProcess:
             instances=self._models.records(),
             budget_bytes=self._budget.budget_bytes,
             used_bytes=used_bytes,
-            device_budget_bytes=self._budget.device_budget_bytes,
+            device_budget_bytes=self._budget.device.budget_bytes,
             device_used_bytes=device_used_bytes,
             room_bytes=self._budget.room_bytes if self._budget.budget_bytes else 0,
-            device_room_bytes=self._budget.device_room_bytes if self._budget.device_budget_bytes else 0,
+            device_room_bytes=self._budget.device.room_bytes if self._budget.device.budget_bytes else 0,
             draining=self._state.draining,
             token=token,
             ready=self._ready(),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from millstream.services.placement.views import Footprint
-from millstream.workers.models.memory_budget import DeviceBudget, MemoryBudget
+from millstream.workers.models.memory_budget import MemoryBudget, MemorySpace
 
 BASE, BUDGET = 100, 1000
 NAMES = st.sampled_from("abcde")
@@ -27,7 +27,7 @@ class Account(RuleBasedStateMachine):
         super().__init__()
         self.process = BASE
         self.device = DEVICE_BASE
-        device = DeviceBudget(DEVICE_BUDGET, lambda: self.device)
+        device = MemorySpace(DEVICE_BUDGET, lambda: self.device)
         self.budget = MemoryBudget(BUDGET, lambda: self.process, device=device)
         self.loading: dict[str, Footprint] = {}
         self.loaded: dict[str, Footprint] = {}
@@ -105,9 +105,9 @@ class Account(RuleBasedStateMachine):
         assert self.budget.used_bytes == max(self.accounted, self.process)
         assert self.budget.free_bytes == max(0, BUDGET - self.budget.used_bytes)
         assert self.budget.room_bytes == BUDGET - BASE
-        assert self.budget.device_used_bytes == max(self.device_accounted, self.device)
-        assert self.budget.device_free_bytes == max(0, DEVICE_BUDGET - self.budget.device_used_bytes)
-        assert self.budget.device_room_bytes == DEVICE_BUDGET - DEVICE_BASE
+        assert self.budget.device.used_bytes == max(self.device_accounted, self.device)
+        assert self.budget.device.free_bytes == max(0, DEVICE_BUDGET - self.budget.device.used_bytes)
+        assert self.budget.device.room_bytes == DEVICE_BUDGET - DEVICE_BASE
 
 
 TestAccount = Account.TestCase

@@ -111,7 +111,7 @@ def load(
             raise
         numbers = (reserved.load_bytes, "memory", budget.room_bytes, MEMORY_OPTION)
         if error.of_device:
-            numbers = (reserved.device_load_bytes, "device memory", budget.device_room_bytes, DEVICE_MEMORY_OPTION)
+            numbers = (reserved.device_load_bytes, "device memory", budget.device.room_bytes, DEVICE_MEMORY_OPTION)
         bytes_reserved, memory, room, option = numbers
         raise OutOfMemory(
             f"it takes more than the {bytes_reserved} bytes of {memory} that were reserved for it, of {room} for "

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from millstream.services.placement.views import Footprint
 from millstream.services.process.process_memory import own_bytes
@@ -25,16 +24,70 @@ MEMORY_OPTION = "--memory (MILLSTREAM_WORKER_MEMORY)"
 DEVICE_MEMORY_OPTION = "device_memory of its --pool"
 
 
-class DeviceBudget(NamedTuple):
-    """The memory of an accelerator that one worker may use.
+UNLIMITED_BYTES = 1 << 62
+_NOTHING = Footprint(0)
+_Bytes = tuple[int, int]  # resident, peak
+
+
+class MemorySpace:
+    """One kind of memory of a worker: of its process, or of its accelerator.
 
     Args:
-        budget_bytes: 0: no limit.
+        budget_bytes: what it may use, the interpreter included; 0: no limit, or there is no accelerator.
         real_bytes: returns what the process really has of it; 0: unknown.
+        spare_bytes: what the interpreter may take in addition for requests and records.
+
+    Attributes:
+        base_bytes: what the interpreter and the libraries take without any instance, and what is spared for them.
+        accounted_bytes: what the account says is in use.
+        leaving_bytes: what is not yet free after an unload.
     """
 
-    budget_bytes: int
-    real_bytes: Callable[[], int] = lambda: 0
+    def __init__(self, budget_bytes: int, real_bytes: Callable[[], int] = lambda: 0, spare_bytes: int = 0) -> None:
+        self.budget_bytes = budget_bytes
+        self.base_bytes = self.accounted_bytes = real_bytes() + spare_bytes
+        self.leaving_bytes = 0
+        self._real_bytes = real_bytes
+        self._spare_bytes = spare_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """What all instances together can take; without a limit a number that is never reached."""
+        return max(0, self.budget_bytes - self.base_bytes) if self.budget_bytes else UNLIMITED_BYTES
+
+    @property
+    def used_bytes(self) -> int:
+        """What is in use, promised to loads in progress, or not yet free after an unload."""
+        return max(self.accounted_bytes, self._real_bytes())
+
+    @property
+    def free_bytes(self) -> int:
+        return max(0, self.budget_bytes - self.used_bytes) if self.budget_bytes else UNLIMITED_BYTES
+
+    @property
+    def over_bytes(self) -> int:
+        """By how much what is in use exceeds the budget; 0: it does not."""
+        return max(0, self.used_bytes - self.budget_bytes) if self.budget_bytes else 0
+
+    def fits(self, size_bytes: int, share: float = 1.0, instead_of_bytes: int = 0) -> bool:
+        """Return whether a load leaves the other part of the budget free, maybe instead of what is reserved for it."""
+        used_bytes = max(self.accounted_bytes - instead_of_bytes, self._real_bytes())
+        return not self.budget_bytes or used_bytes + size_bytes <= share * self.budget_bytes
+
+    def grow_base(self) -> None:
+        """Count what the process has now as what it takes without any instance."""
+        self.base_bytes = max(self.base_bytes, self._real_bytes() + self._spare_bytes)
+
+    def account(self, settled: Sequence[_Bytes], reserved: Sequence[_Bytes], leaving: Sequence[int]) -> None:
+        """Count instances, loads and what is being unloaded. Of the peaks the largest: one batch runs at a time."""
+        self.leaving_bytes = sum(leaving)
+        self.accounted_bytes = (
+            self.base_bytes
+            + sum([resident for resident, _ in settled])
+            + max([peak for _, peak in settled], default=0)
+            + sum([resident + peak for resident, peak in reserved])
+            + self.leaving_bytes
+        )
 
 
 class Measuring:
@@ -44,15 +97,12 @@ class Measuring:
         self.alone = True
 
 
-class MemoryBudget:
-    """The memory of one worker process, by content id. Safe for several threads.
+class MemoryBudget(MemorySpace):
+    """The memory of one worker process, by content id, and of its accelerator. Safe for several threads.
 
     `spare`: the accounts of work in the background, which ends for loads.
 
     Args:
-        budget_bytes: memory that the process may use, the interpreter included; 0: no limit.
-        real_bytes: returns the memory that the process really has; 0: unknown.
-        spare_bytes: what the interpreter may take in addition for requests and records.
         follow: called before a load and after an unload, to correct the limit that the kernel enforces.
         device: the memory of its accelerator; None: it has none, or there is no limit.
     """
@@ -63,87 +113,26 @@ class MemoryBudget:
         real_bytes: Callable[[], int] = own_bytes,
         spare_bytes: int = 0,
         follow: Callable[[], None] = lambda: None,
-        device: DeviceBudget | None = None,
+        device: MemorySpace | None = None,
     ) -> None:
-        self.budget_bytes = budget_bytes
-        self._real_bytes = real_bytes
-        self._spare = spare_bytes
+        super().__init__(budget_bytes, real_bytes, spare_bytes)
+        self.device = device or MemorySpace(0)
         self._follow = follow
-        self._device = device or DeviceBudget(0)
         self.spare: list[SpareMemory] = []
         self._lock = threading.Lock()
-        self._base = real_bytes() + spare_bytes
-        self._device_base = self._device.real_bytes()
         self._reserved: dict[str, Footprint] = {}  # loads in progress
         self._settled: dict[str, Footprint] = {}  # instances
         self._unloading: dict[str, list[tuple[int, int]]] = {}  # bytes of the host and of the device, the oldest first
         self._loaded_before = False
         self._measuring: list[Measuring] = []  # loads whose growth is being measured
-        #: of the host and of the device, by the account; None: it changed. With 1,000 instances a sum takes 0.5 ms.
-        self._accounted: tuple[int, int] | None = None
-
-    @property
-    def base_bytes(self) -> int:
-        """What the interpreter and the libraries take without any instance, and what is spared for them."""
-        return self._base
-
-    @property
-    def device_base_bytes(self) -> int:
-        """What the process takes of the device without any instance."""
-        return self._device_base
-
-    @property
-    def room_bytes(self) -> int:
-        """What all instances together can take; without a limit a number that is never reached."""
-        return max(0, self.budget_bytes - self._base) if self.budget_bytes else 1 << 62
-
-    @property
-    def device_budget_bytes(self) -> int:
-        """Memory of the device that the process may use; 0: it has no device, or there is no limit."""
-        return self._device.budget_bytes
-
-    @property
-    def device_room_bytes(self) -> int:
-        """What all instances together can take of the device; without a limit a number that is never reached."""
-        return max(0, self.device_budget_bytes - self._device_base) if self.device_budget_bytes else 1 << 62
-
-    @property
-    def used_bytes(self) -> int:
-        """What is in use, promised to loads in progress, or not yet free after an unload."""
-        with self._lock:
-            return self._used()
-
-    @property
-    def device_used_bytes(self) -> int:
-        """Likewise of the device."""
-        with self._lock:
-            return self._device_used()
-
-    @property
-    def leaving_bytes(self) -> tuple[int, int]:
-        """What of the host and of the device is not yet free after an unload."""
-        with self._lock:
-            leaving = [one for unloads in self._unloading.values() for one in unloads]
-            return sum(host for host, _ in leaving), sum(device for _, device in leaving)
-
-    @property
-    def device_free_bytes(self) -> int:
-        return max(0, self.device_budget_bytes - self.device_used_bytes) if self.device_budget_bytes else 1 << 62
-
-    @property
-    def over_bytes(self) -> tuple[int, int]:
-        """By how much what is in use exceeds the budgets of the host and of the device; 0: it does not."""
-        over = self.used_bytes - self.budget_bytes if self.budget_bytes else 0
-        device = self.device_used_bytes - self.device_budget_bytes if self.device_budget_bytes else 0
-        return max(0, over), max(0, device)
 
     def too_large(self, need: Footprint) -> str:
         """Return which number is larger than the memory for models, with both numbers; "": it fits without others."""
         if need.load_bytes > self.room_bytes:
             takes, has = sizes(need.load_bytes, self.room_bytes)
             return f"it takes {takes} of memory, and this worker has {has} for models: raise {MEMORY_OPTION}"
-        if need.device_load_bytes > self.device_room_bytes:
-            takes, has = sizes(need.device_load_bytes, self.device_room_bytes)
+        if need.device_load_bytes > self.device.room_bytes:
+            takes, has = sizes(need.device_load_bytes, self.device.room_bytes)
             return (
                 f"it takes {takes} of device memory, and this worker has {has} for models: raise {DEVICE_MEMORY_OPTION}"
             )
@@ -151,13 +140,7 @@ class MemoryBudget:
 
     def within(self, need: Footprint, share: float) -> bool:
         """Return whether a load leaves the other part of both budgets free."""
-        fits = not self.budget_bytes or self.used_bytes + need.load_bytes <= share * self.budget_bytes
-        device_bytes = self.device_budget_bytes
-        return fits and (not device_bytes or self.device_used_bytes + need.device_load_bytes <= share * device_bytes)
-
-    @property
-    def free_bytes(self) -> int:
-        return max(0, self.budget_bytes - self.used_bytes) if self.budget_bytes else 1 << 62
+        return self.fits(need.load_bytes, share) and self.device.fits(need.device_load_bytes, share)
 
     def footprint(self, content_id: str) -> Footprint | None:
         """Return what an instance takes, or what was reserved for its load; None: neither is there."""
@@ -176,9 +159,9 @@ class MemoryBudget:
         """
         with self._lock:
             if not self._loaded_before:
-                self._base = max(self._base, self._real_bytes() + self._spare)
-                self._device_base = max(self._device_base, self._device.real_bytes())
-                self._accounted = None
+                for space in (self, self.device):
+                    space.grow_base()
+                self._count()
             return not self._loaded_before
 
     def reserve(self, content_id: str, footprint: Footprint) -> bool:
@@ -188,13 +171,12 @@ class MemoryBudget:
         """
         self._follow()
         with self._lock:
-            before = self._reserved.pop(content_id, None)
-            self._accounted = None
-            fits = self._has_room(footprint)
-            reserved = footprint if fits else before
-            if reserved is not None:
-                self._reserved[content_id] = reserved
-                self._accounted = None
+            before = self._reserved.get(content_id, _NOTHING)
+            fits = self.fits(footprint.load_bytes, instead_of_bytes=before.load_bytes)
+            fits &= self.device.fits(footprint.device_load_bytes, instead_of_bytes=before.device_load_bytes)
+            if fits:
+                self._reserved[content_id] = footprint
+                self._count()
             return fits
 
     def settle(self, content_id: str, measured: Footprint) -> None:
@@ -202,8 +184,8 @@ class MemoryBudget:
         with self._lock:
             self._reserved.pop(content_id, None)
             self._settled[content_id] = measured
-            self._accounted = None
             self._loaded_before = True
+            self._count()
         self._follow()
 
     def begin_unload(self, content_id: str) -> None:
@@ -213,10 +195,11 @@ class MemoryBudget:
             self._loaded_before = True
             if settled:
                 self._disturb()
-            host = (reserved.load_bytes if reserved else 0) + (settled.resident_bytes if settled else 0)
-            device = (reserved.device_load_bytes if reserved else 0) + (settled.device_resident_bytes if settled else 0)
+            load, instance = reserved or _NOTHING, settled or _NOTHING
+            host = load.load_bytes + instance.resident_bytes
+            device = load.device_load_bytes + instance.device_resident_bytes
             self._unloading.setdefault(content_id, []).append((host, device))
-            self._accounted = None
+            self._count()
 
     def freed(self, content_id: str) -> None:
         """Record that an instance was closed and its memory returned to the system."""
@@ -226,7 +209,7 @@ class MemoryBudget:
                 del unloading[0]
             if not unloading:
                 self._unloading.pop(content_id, None)
-            self._accounted = None
+            self._count()
         self._follow()
 
     @contextmanager
@@ -248,31 +231,21 @@ class MemoryBudget:
         for one in self._measuring:
             one.alone = False
 
-    def _has_room(self, need: Footprint) -> bool:
-        fits = not self.budget_bytes or self._used() + need.load_bytes <= self.budget_bytes
-        device_bytes = self.device_budget_bytes
-        return fits and (not device_bytes or self._device_used() + need.device_load_bytes <= device_bytes)
+    def _count(self) -> None:
+        settled, reserved = self._settled.values(), self._reserved.values()
+        unloading = [one for unloads in self._unloading.values() for one in unloads]
+        self.account([_host(one) for one in settled], [_host(one) for one in reserved], [host for host, _ in unloading])
+        self.device.account(
+            [_device(one) for one in settled], [_device(one) for one in reserved], [device for _, device in unloading]
+        )
 
-    def _used(self) -> int:
-        return max(self._account()[0], self._real_bytes())
 
-    def _device_used(self) -> int:
-        return max(self._account()[1], self._device.real_bytes())
+def _host(one: Footprint) -> _Bytes:
+    return one.resident_bytes, one.peak_bytes
 
-    def _account(self) -> tuple[int, int]:
-        """Return the bytes of the host and of the device that the account says are in use."""
-        if self._accounted is None:
-            settled, reserved = self._settled.values(), self._reserved.values()
-            unloading = [one for unloads in self._unloading.values() for one in unloads]
-            # The peaks: one batch runs at a time.
-            host = self._base + sum([one.resident_bytes for one in settled])
-            host += max([one.peak_bytes for one in settled], default=0)
-            host += sum([one.load_bytes for one in reserved]) + sum([host for host, _ in unloading])
-            device = self._device_base + sum([one.device_resident_bytes for one in settled])
-            device += max([one.device_peak_bytes for one in settled], default=0)
-            device += sum([one.device_load_bytes for one in reserved]) + sum([device for _, device in unloading])
-            self._accounted = host, device
-        return self._accounted
+
+def _device(one: Footprint) -> _Bytes:
+    return one.device_resident_bytes, one.device_peak_bytes
 
 
 GIVE_WAY_S_MAX = 2.0  # that a load waits for stopped work to be gone; then it is tried again

@@ -94,7 +94,7 @@ class Evictions:
         if not self._measured or self._unloads.closing:
             return
         with self._view.changed:
-            over_bytes, device_over_bytes = self._budget.over_bytes
+            over_bytes, device_over_bytes = self._budget.over_bytes, self._budget.device.over_bytes
             if not over_bytes and not device_over_bytes:
                 self._measured, self._unpaid = False, ""
                 return
@@ -137,7 +137,7 @@ class Evictions:
             expected = self.ordered.take()
             if expected is None:
                 return
-            headroom = headroom_of(expected.footprint, self._budget.room_bytes, self._budget.device_room_bytes)
+            headroom = headroom_of(expected.footprint, self._budget.room_bytes, self._budget.device.room_bytes)
             if headroom is None or self._budget.within(headroom.low, 1.0):
                 return
             view, protected = self._view.with_use(consumer)

@@ -43,7 +43,7 @@ class LoadMemory:
         """Return what an instance of the version takes, as far as it is known."""
         known, found = self._footprints.of(manifest, self._kind), self._footprints.measured(manifest, self._kind)
         too_little = None if found is None else found.footprint
-        return expected(known, too_little, file_bytes(manifest), self.budget.room_bytes, self.budget.device_room_bytes)
+        return expected(known, too_little, file_bytes(manifest), self.budget.room_bytes, self.budget.device.room_bytes)
 
     def need_within(self, manifest: Manifest, room_bytes: int, device_room_bytes: int) -> Footprint:
         """Return what a load of the version is tried with if no more than this memory can be made free."""
@@ -70,7 +70,7 @@ class LoadMemory:
         takes, free, room = sizes(need.load_bytes, budget.free_bytes, budget.room_bytes)
         memory, option = "memory", MEMORY_OPTION
         if need.load_bytes <= budget.free_bytes:
-            takes, free, room = sizes(need.device_load_bytes, budget.device_free_bytes, budget.device_room_bytes)
+            takes, free, room = sizes(need.device_load_bytes, budget.device.free_bytes, budget.device.room_bytes)
             memory, option = "device memory", DEVICE_MEMORY_OPTION
         raise NotFree(
             f"it takes {takes} of {memory}, and {free} of the {room} for models are free: unload others, or raise "
@@ -118,7 +118,7 @@ class LoadMemory:
         A load that succeeded did not take it; and the interpreter's own needs (SPARE_BYTES) may be in each peak.
         """
         over = max(0, found.load_bytes - self.budget.room_bytes)
-        device_over = max(0, found.device_load_bytes - self.budget.device_room_bytes)
+        device_over = max(0, found.device_load_bytes - self.budget.device.room_bytes)
         if not disturbed:
             over, device_over = over if over <= SPARE_BYTES else 0, 0
         return replace(
@@ -141,7 +141,7 @@ class LoadMemory:
             budget = self.budget
             limit, free = budget.budget_bytes, budget.free_bytes
             if error.of_device:
-                limit, free = budget.device_budget_bytes, budget.device_free_bytes
+                limit, free = budget.device.budget_bytes, budget.device.free_bytes
             need = larger(known, free if limit else 0, of_device=error.of_device)
             self.keep(manifest, Measured.of(replace(need, load_s=0.0)))
 

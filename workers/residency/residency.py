@@ -144,7 +144,7 @@ class Residency(LoadPolicy):
                 candidates.append(self._candidate(one, need))
             elif not held:
                 too_large.append(content_id)
-        chosen = preloads(self._view.of(active), candidates, self._budget.base_bytes, self._budget.device_base_bytes)
+        chosen = preloads(self._view.of(active), candidates, self._budget.base_bytes, self._budget.device.base_bytes)
         self._whole = chosen.whole
         queued = [*chosen.content_ids, *too_large]
         listed = queued if chosen.whole else too_large

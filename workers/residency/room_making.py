@@ -66,7 +66,7 @@ def is_doubtful(need: Footprint, budget: MemoryBudget) -> bool:
     """Return whether only a load can tell if a version fits: what is predicted takes all memory for models."""
     if need.measured or budget.too_large(need):
         return False
-    return need.load_bytes >= budget.room_bytes or need.device_load_bytes >= budget.device_room_bytes
+    return need.load_bytes >= budget.room_bytes or need.device_load_bytes >= budget.device.room_bytes
 
 
 class Answer(Enum):
@@ -173,9 +173,9 @@ class RoomMaking:
 
     def _fits_beside(self, need: Footprint, before: Collection[Footprint]) -> bool:
         """Return whether a version leaves the memory that those before it wait for."""
-        host, device = self._budget.leaving_bytes
+        host, device = self._budget.leaving_bytes, self._budget.device.leaving_bytes
         host += self._budget.free_bytes - sum(one.load_bytes for one in before)
-        device += self._budget.device_free_bytes - sum(one.device_load_bytes for one in before)
+        device += self._budget.device.free_bytes - sum(one.device_load_bytes for one in before)
         return need.load_bytes <= host and need.device_load_bytes <= device
 
     def reserve(self, content_id: str, need: Footprint, share: float) -> bool:

@@ -99,19 +99,18 @@ class SelfView:
             if is_held(model, content_id in active) and (model.state is not State.DRAINING or content_id in footprints):
                 footprint = footprints.get(content_id) or self.loads.memory.need(model.manifest)
                 instances[content_id] = self._placed(model, footprint, content_id in in_use)
-        host_leaving_bytes, device_leaving_bytes = budget.leaving_bytes
         return WorkerView(
             self.worker,
             pool_of(self.worker),
             budget.budget_bytes,
             budget.used_bytes,
             instances=instances,
-            device_budget_bytes=budget.device_budget_bytes,
-            device_used_bytes=budget.device_used_bytes,
+            device_budget_bytes=budget.device.budget_bytes,
+            device_used_bytes=budget.device.used_bytes,
             room_bytes=budget.room_bytes,
-            device_room_bytes=budget.device_room_bytes,
-            leaving_bytes=host_leaving_bytes,
-            device_leaving_bytes=device_leaving_bytes,
+            device_room_bytes=budget.device.room_bytes,
+            leaving_bytes=budget.leaving_bytes,
+            device_leaving_bytes=budget.device.leaving_bytes,
         )
 
     def _placed(self, model: LoadedModel, footprint: Footprint, in_use: bool) -> PlacedInstance:
