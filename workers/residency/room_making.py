@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from enum import Enum
+from typing import NamedTuple
 
-from millstream.services.model.manifest import Manifest
 from millstream.services.placement.line import Wait, stopped, turn
 from millstream.services.placement.quota import Quota
 from millstream.services.placement.room import Room
@@ -69,6 +69,22 @@ def is_doubtful(need: Footprint, budget: MemoryBudget) -> bool:
     return need.load_bytes >= budget.room_bytes or need.device_load_bytes >= budget.device.room_bytes
 
 
+class Turn(NamedTuple):
+    """An order to load a version, when it is looked at.
+
+    Args:
+        consumer: the connection of the caller's thread; None: nothing is unloaded.
+        called: whether calls wait for it.
+        check: whether only instances may be unloaded that no client has called or asked for.
+    """
+
+    one: Wanted
+    order: Order
+    consumer: Consumer | None
+    called: bool
+    check: bool
+
+
 class Answer(Enum):
     """What making room for a version came to, unless it is refused."""
 
@@ -87,26 +103,12 @@ class RoomMaking:
         self._evictions = evictions
         self._quotas = quotas
 
-    def make(
-        self,
-        one: Wanted,
-        order: Order,
-        consumer: Consumer | None,
-        before: Collection[Footprint],
-        *,
-        called: bool,
-        check: bool,
-    ) -> Refusal | Answer:
+    def make(self, asked: Turn, before: Collection[Footprint]) -> Refusal | Answer:
         """Unload what goes for a version, and reserve its memory. Raises Failure(UNAVAILABLE) without Redis.
 
-        Args:
-            one: the version.
-            order: to load it.
-            consumer: the connection of the caller's thread; None: nothing is unloaded.
-            before: what those take that are before it in the line, and wait for what is leaving.
-            called: whether calls wait for it.
-            check: whether only instances may be unloaded that no client has called or asked for.
+        `before`: what those take that are before it in the line, and wait for what is leaving.
         """
+        one, consumer = asked.one, asked.consumer
         content_id = one.content_id
         if consumer is not None:
             self._evictions.wait_for_headroom()
@@ -115,7 +117,7 @@ class RoomMaking:
             return self.too_large(need)
         quota = self._quotas.of(one)
         if quota is not None and not quota.allows(need):
-            over = self._within_quota(quota, one, need, order, consumer, called=called, check=check)
+            over = self._within_quota(quota, asked, need)
             if over is not None:
                 return over
         if before:
@@ -125,36 +127,24 @@ class RoomMaking:
             return Answer.RESERVED
         if consumer is None or self._loads.giving_way:  # nothing is unloaded for it
             return Answer.WAITS
-        found = self._victims(one.manifest, need, order, consumer, called=called, check=check)
+        found = self._victims(asked, need, consumer)
         return found if isinstance(found, Answer | Refusal) else self._unload(content_id, *found, consumer)
 
-    def _within_quota(
-        self,
-        quota: Quota,
-        one: Wanted,
-        need: Footprint,
-        order: Order,
-        consumer: Consumer | None,
-        *,
-        called: bool,
-        check: bool,
-    ) -> Refusal | Answer | None:
-        """Unload what goes of the models of a version's key, or have other workers do so; None: it may be loaded now.
-
-        Arguments as of `make`.
-        """
+    def _within_quota(self, quota: Quota, asked: Turn, need: Footprint) -> Refusal | Answer | None:
+        """Unload what goes of the models of a version's key, or have other workers do so; None: it may be loaded."""
+        one, consumer = asked.one, asked.consumer
         if consumer is None:
             return Answer.OVER_QUOTA
-        view, protected = self._seen(consumer, check=check)
+        view, protected = self._seen(consumer, check=asked.check)
         owned, leaving = self._quotas.view(quota.key, view)
-        found, wanted = quota.make_way(owned, leaving, need, self._view.now(), protected, called=called)
+        found, wanted = quota.make_way(owned, leaving, need, self._view.now(), protected, called=asked.called)
         if isinstance(found, Refusal):
             return found
         if wanted:
             self._quotas.want(quota.key, wanted)
         if isinstance(found, Wait) or not found:
             return Answer.OVER_QUOTA
-        if not order.evict:
+        if not asked.order.evict:
             return Refusal(RefusalKind.BUSY, f"key '{quota.key}' is at its quota, and nothing was to be unloaded", 1.0)
         self._evictions.unload_for(one.content_id, [view.instances[victim] for victim in found], consumer)
         self._evictions.closed(found)
@@ -198,26 +188,28 @@ class RoomMaking:
         return Refusal(RefusalKind.TOO_LARGE, self._budget.too_large(need), TOO_LARGE_RETRY_S)
 
     def _victims(
-        self, manifest: Manifest, need: Footprint, order: Order, consumer: Consumer, *, called: bool, check: bool
+        self, asked: Turn, need: Footprint, consumer: Consumer
     ) -> tuple[Footprint, Sequence[PlacedInstance]] | Answer | Refusal:
         """Return what an order is tried with, and what goes for that, or why that is not possible (now).
 
         If instances that stay are in the way of a version that was never measured, it is tried with the memory that
         they leave.
         """
-        view, protected = self._seen(consumer, check=check)
+        view, protected = self._seen(consumer, check=asked.check)
         now = self._view.now()
-        victims = turn(view, need, now, protected, called=called)
-        tried = not need.measured and not check  # a check is to tell whether all memory is enough
+        victims = turn(view, need, now, protected, called=asked.called)
+        tried = not need.measured and not asked.check  # a check is to tell whether all memory is enough
         if isinstance(victims, Refusal) and victims.kind is not RefusalKind.BUSY and tried:
-            need = self._loads.memory.need_within(manifest, *Room.of(stopped(view), protected).attainable_bytes())
-            victims = turn(view, need, now, protected, called=called)
+            need = self._loads.memory.need_within(
+                asked.one.manifest, *Room.of(stopped(view), protected).attainable_bytes()
+            )
+            victims = turn(view, need, now, protected, called=asked.called)
         if isinstance(victims, Refusal):
             temporary = victims.kind is RefusalKind.TOO_LARGE
             return replace(victims, kind=RefusalKind.NOTHING_EVICTABLE, retry_after_s=1.0) if temporary else victims
         if isinstance(victims, Wait):
             return Answer.WAITS
-        if victims and not order.evict:
+        if victims and not asked.order.evict:
             return Refusal(RefusalKind.BUSY, "there is no free memory, and nothing was to be unloaded", 1.0)
         return need, [view.instances[victim] for victim in victims]
 

@@ -15,7 +15,7 @@ from millstream.services.wire.records import LoadRecord, State
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.loader import SET_ASIDE_S
-from millstream.workers.residency.room_making import Answer, FitChecks, RoomMaking
+from millstream.workers.residency.room_making import Answer, FitChecks, RoomMaking, Turn
 from millstream.workers.residency.self_view import SelfView
 
 log = logging.getLogger("millstream.residency")
@@ -155,7 +155,7 @@ class Turns:
             return Answer.LEAVING  # it was stopped for another one, and its last batch runs
         check = self._fit_checks.order_of(one.content_id) is order
         put_away = set(self._view.put_away)
-        answer = self._room.make(one, order, consumer, before, called=called, check=check)
+        answer = self._room.make(Turn(one, order, consumer, called, check), before)
         if check:
             self._fit_checks.unloaded(one.content_id, self._view.put_away - put_away)
         return answer
