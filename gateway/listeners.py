@@ -12,7 +12,7 @@ import uvicorn
 
 from millstream.gateway.app import build_app, served_adapters
 from millstream.gateway.connection.cors import with_cors
-from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.fast_path import ConnectionContext, fast_path_protocol
 from millstream.gateway.connection.foreign_protocol import PLAIN_GRPC, PLAIN_HTTP, Foreign, ForeignLog
 from millstream.gateway.connection.request_head import PathCache
 from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
@@ -78,6 +78,14 @@ def _tls(
 
 
 def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
+    context = ConnectionContext(
+        gateway.drain,
+        gateway.http_counts,
+        gateway.access.gate,
+        gateway.access.browser_guard,
+        gateway.budgets.shared_buffers,
+        PathCache(path for one in served_adapters(settings) for _, path in one.access if "{" not in path),
+    )
     protocol = fast_path_protocol(
         gateway.infer,
         settings.request_bytes_max,
@@ -85,13 +93,8 @@ def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protoc
         gateway.budgets.receiving,
         gateway.budgets.replies,
         settings.client_stall_s_max,
-        gateway.drain,
+        context,
     )
-    protocol.paths = PathCache(path for one in served_adapters(settings) for _, path in one.access if "{" not in path)
-    protocol.shared_buffers = gateway.budgets.shared_buffers
-    protocol.http_counts = gateway.http_counts
-    protocol.gate = gateway.access.gate
-    protocol.browser_guard = gateway.access.browser_guard
     return with_observer(with_cors(protocol, settings.cors_origin_list), gateway.recorder.observer)
 
 

@@ -59,6 +59,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from millstream.gateway.access.browser_guard import BrowserGuard
@@ -74,6 +75,7 @@ from millstream.gateway.connection.request_head import HeadCache, PathCache
 from millstream.gateway.connection.request_reader import RequestReader
 from millstream.gateway.connection.uvicorn_hooks import check_parts
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.segments.shared_buffers import SharedBuffers
 
 
 class FastPathProtocol(RequestReader):
@@ -136,6 +138,18 @@ def _is_replying(cycle: Any) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionContext:
+    """What the connections of a server share, beside its limits. The defaults are those of a server without them."""
+
+    drain: Drain = field(default_factory=Drain)  # tells whether the server is draining
+    http_counts: HttpCounts = field(default_factory=lambda: HttpCounts(MetricsRegistry(None, "uncounted")))
+    gate: Gate = field(default_factory=Gate)  # checks the keys of requests
+    browser_guard: BrowserGuard = field(default_factory=BrowserGuard)  # refuses calls of web pages of other origins
+    shared_buffers: SharedBuffers | None = None  # takes large binary bodies; None: there is no shared memory
+    paths: PathCache = field(default_factory=PathCache)  # tells infer posts by their URLs
+
+
 def fast_path_protocol(
     infer: InferHandler,
     body_bytes_max: int,
@@ -143,15 +157,9 @@ def fast_path_protocol(
     receive_budget: ReceiveBudget,
     reply_budget: ReplyBudget,
     client_stall_s_max: float = 60.0,
-    drain: Drain | None = None,
+    context: ConnectionContext | None = None,
 ) -> type[FastPathProtocol]:
     """Return the protocol class of a server whose infer posts `infer` answers.
-
-    Its class variable `http_counts` counts the replies; at first it is one of the class' own, which no page shows.
-    Its class variable `gate` checks the keys of requests; at first it has none, and all are let in.
-    Its class variable `shared_buffers` takes large binary bodies; at first it is None: there is no shared memory.
-    Its class variable `paths` tells infer posts by their URLs; at first, all that are.
-    Its class variable `browser_guard` refuses calls of web pages; at first those of all other origins.
 
     Args:
         infer: Answers each infer post.
@@ -160,12 +168,13 @@ def fast_path_protocol(
         receive_budget: Counts the bytes of bodies that have partly arrived.
         reply_budget: Counts the bytes of replies that clients have not read.
         client_stall_s_max: Seconds that a client may be late when it sends a request or reads a reply.
-        drain: Tells whether the server is draining; None: it never drains.
+        context: What the connections share; None: its defaults.
 
     Raises:
         Failure: uvicorn lacks a part that the fast path needs.
     """
     check_parts()
+    context = context or ConnectionContext()
     return type(
         "FastPathProtocol",
         (FastPathProtocol,),
@@ -175,15 +184,10 @@ def fast_path_protocol(
             "connections_max": connections_max,
             "receive_budget": receive_budget,
             "reply_budget": reply_budget,
-            "http_counts": HttpCounts(MetricsRegistry(None, "uncounted")),
             "client_stall_s_max": client_stall_s_max,
             "foreign_log": ForeignLog(time.monotonic),
-            "drain": drain or Drain(),
-            "shared_buffers": None,
-            "gate": Gate(),
-            "browser_guard": BrowserGuard(),
-            "paths": PathCache(),
             "heads": HeadCache(),
             "ok_prefix": [None, b""],
+            **{one.name: getattr(context, one.name) for one in fields(context)},
         },
     )

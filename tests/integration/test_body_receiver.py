@@ -18,7 +18,7 @@ import pytest
 
 from millstream.gateway.connection.body_receiver import RECEIVED_BYTES_MIN, BodyReceiver
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
-from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.fast_path import ConnectionContext, fast_path_protocol
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.segment import ALIGN_BYTES
 from millstream.services.segments.shared_buffers import SharedBuffer, SharedBuffers, place_of
@@ -129,8 +129,8 @@ async def test_without_room_a_body_is_received_elsewhere(tmp_path: Path, segment
 async def test_requests_in_any_pieces_are_read_as_they_were_sent(segments: SegmentPool, seed: int) -> None:
     """Large and small, binary, JSON and chunked, of routes, pipelined, in random pieces over one connection."""
     draw = random.Random(seed)
-    protocol = fast_path_protocol(Echo(), 1 << 24, 100, ReceiveBudget(1 << 26), ReplyBudget(1 << 30))
-    protocol.shared_buffers = SharedBuffers(segments, 32 << 20)
+    context = ConnectionContext(shared_buffers=SharedBuffers(segments, 32 << 20))
+    protocol = fast_path_protocol(Echo(), 1 << 24, 100, ReceiveBudget(1 << 26), ReplyBudget(1 << 30), context=context)
 
     async def no_route(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 204, "headers": [(b"content-length", b"0")]})

@@ -19,7 +19,7 @@ import pytest
 from millstream.gateway.app import build_app
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.fast_path import ConnectionContext, fast_path_protocol
 from millstream.plugins.compat.sagemaker.settings import is_multi_model
 from tests.kit.application import Application
 from tests.kit.asgi_protocol import asgi_protocol
@@ -70,8 +70,8 @@ async def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     )
     echo = Echo()
     app = build_app(dataclasses.replace(application.app.state.deps, infer=echo))
-    lane = fast_path_protocol(echo, 4096, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30))
-    lane.gate, lane.browser_guard = application.gate, application.browser_guard
+    context = ConnectionContext(gate=application.gate, browser_guard=application.browser_guard)
+    lane = fast_path_protocol(echo, 4096, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30), context=context)
     async with serving(app, lane) as fast, serving(app, asgi_protocol(Drain(), 100)) as plain:
         yield Servers(application, {"fast path": fast.port, "plain": plain.port}, paths_of(app.router))
 

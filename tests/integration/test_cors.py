@@ -14,7 +14,7 @@ from millstream.gateway.app import build_app
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.cors import with_cors
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.fast_path import ConnectionContext, fast_path_protocol
 from millstream.services.settings import Settings
 from tests.kit.application import Application
 from tests.kit.asgi_protocol import asgi_protocol
@@ -38,8 +38,8 @@ async def ports_of(home: Path, origins: list[str]) -> AsyncIterator[tuple[int, i
     echo = Echo()
     application = Application(home, request_bytes_max=BODY_BYTES_MAX, cors_origins=",".join(origins))
     app = build_app(dataclasses.replace(application.app.state.deps, infer=echo))
-    lane = fast_path_protocol(echo, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30))
-    lane.browser_guard = application.browser_guard
+    context = ConnectionContext(browser_guard=application.browser_guard)
+    lane = fast_path_protocol(echo, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30), context=context)
     async with (
         serving(app, with_cors(lane, origins)) as fast,
         serving(app, with_cors(asgi_protocol(Drain(), 100), origins)) as plain,

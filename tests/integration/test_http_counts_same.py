@@ -10,7 +10,7 @@ import pytest
 
 from millstream.gateway.app import build_app
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
-from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.fast_path import ConnectionContext, fast_path_protocol
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.services.metrics.catalogue import HTTP_REQUESTS
 from millstream.services.metrics.registry import MetricsRegistry
@@ -52,8 +52,8 @@ async def counted(home: Path, *, fast: bool) -> dict[tuple[str, ...], float]:
     deps = dataclasses.replace(application.app.state.deps, infer=loopback.infer, http_counts=counts)
     protocol: Any = "httptools"
     if fast:
-        protocol = fast_path_protocol(loopback.infer, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 26), ReplyBudget(1 << 30))
-        protocol.http_counts = counts
+        budgets, context = (ReceiveBudget(1 << 26), ReplyBudget(1 << 30)), ConnectionContext(http_counts=counts)
+        protocol = fast_path_protocol(loopback.infer, BODY_BYTES_MAX, 100, *budgets, context=context)
     async with serving(build_app(deps), protocol) as served:
         for request in REQUESTS:
             async with await Wire.connect(served.port) as client, client.sending(request):

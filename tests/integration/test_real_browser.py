@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from millstream.gateway.app import build_app
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
-from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.fast_path import ConnectionContext, fast_path_protocol
 from millstream.gateway.http.docs import page_headers
 from tests.kit.application import Application
 from tests.kit.handlers import Echo
@@ -121,8 +121,8 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     handler, page = Counting(), Page()
     app = build_app(dataclasses.replace(application.app.state.deps, infer=handler))
     app.router.routes.extend(page.routes)
-    lane = fast_path_protocol(handler, 4096, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30))
-    lane.browser_guard = application.browser_guard
+    context = ConnectionContext(browser_guard=application.browser_guard)
+    lane = fast_path_protocol(handler, 4096, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30), context=context)
     async with serving(app, lane) as served:
         yield Gateway(served, handler, page)
 

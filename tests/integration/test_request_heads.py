@@ -15,7 +15,7 @@ from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.app import build_app
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.fast_path import ConnectionContext, fast_path_protocol
 from millstream.gateway.connection.request_head import PathCache, read_head
 from tests.kit.application import Application
 from tests.kit.asgi_protocol import asgi_protocol
@@ -40,8 +40,8 @@ async def ports(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ports
     application = Application(tmp_path_factory.mktemp("home"), request_bytes_max=BODY_BYTES_MAX, allowed_hosts="*")
     echo = Echo()
     app = build_app(dataclasses.replace(application.app.state.deps, infer=echo))
-    lane = fast_path_protocol(echo, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30))
-    lane.browser_guard = application.browser_guard
+    context = ConnectionContext(browser_guard=application.browser_guard)
+    lane = fast_path_protocol(echo, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30), context=context)
     async with serving(app, lane) as fast, serving(app, asgi_protocol(Drain(), 100)) as plain:
         yield {"fast path": fast.port, "plain": plain.port}
 

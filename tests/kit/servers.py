@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from millstream.gateway.app import build_app
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.fast_path import ConnectionContext, fast_path_protocol
 from millstream.services.segments.shared_buffers import SharedBuffers
 from tests.kit.application import Application
 from tests.kit.asgi_protocol import asgi_protocol
@@ -59,13 +59,17 @@ async def fronting(
     app = build_app(dataclasses.replace(application.app.state.deps, infer=held))
     lane: Any = (
         fast_path_protocol(
-            held, body_bytes_max, connections_max, receive_budget, reply_budget, client_stall_s_max, drain
+            held,
+            body_bytes_max,
+            connections_max,
+            receive_budget,
+            reply_budget,
+            client_stall_s_max,
+            ConnectionContext(drain, shared_buffers=shared_buffers),
         )
         if fast
         else asgi_protocol(drain, connections_max, client_stall_s_max)
     )
-    if fast:
-        lane.shared_buffers = shared_buffers
     async with serving(app, lane, **config) as served:
         yield Front(served, held, receive_budget, reply_budget)
         await served.settled(0)
