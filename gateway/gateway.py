@@ -12,9 +12,8 @@ from types import FunctionType
 
 from millstream.gateway.access.access_control import AccessControl
 from millstream.gateway.catalog.catalog import Catalog
-from millstream.gateway.catalog.interfaces import ScaleView
 from millstream.gateway.catalog.quotas import Quotas, UploadSlots
-from millstream.gateway.catalog.snapshot import Snapshot, SnapshotCell
+from millstream.gateway.catalog.snapshot import ScaleView, Snapshot, SnapshotCell
 from millstream.gateway.certificate_watch import CertificateWatch
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.http_counts import HttpCounts
@@ -26,7 +25,6 @@ from millstream.gateway.metrics_page import GatewayMetricsPage
 from millstream.gateway.observing.observer import Recorder
 from millstream.gateway.parts import GatewayParts, build_parts, start_parts, stop_parts
 from millstream.gateway.placement.demands import Demands
-from millstream.gateway.placement.load_wait import LoadWait
 from millstream.gateway.redis_events import ClusterEvents, QuarantineNews, RedisProbe
 from millstream.gateway.scheduling.caller import caller_of
 from millstream.gateway.scheduling.lane_state import SharedParts
@@ -109,7 +107,7 @@ class Gateway:
         self.infer = InferService(
             self.router, self.budgets.receiving, settings.request_bytes_max, settings.request_timeout_s_max, self.texts
         )
-        self.load = LoadWait(self.catalog, self.demands).load
+        self.load = partial(self.demands.load_and_wait, self.catalog)
         self.caller = caller_of(self.router.find, settings.request_timeout_s_max, self.access.gate.check_model)
         self.parts = build_parts(self._gateway_parts(role))
         self._loops: list[asyncio.Task[None]] = []

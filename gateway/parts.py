@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from types import FunctionType
 
 from millstream.gateway.access.gate import Gate
-from millstream.gateway.catalog.interfaces import ModelCatalog, ScaleView
+from millstream.gateway.catalog.catalog import Catalog
+from millstream.gateway.catalog.snapshot import ScaleView
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.tensors.output_options import ClientRegions
@@ -37,7 +38,7 @@ class GatewayParts:
     keys: InstallationKeys
     registry: MetricsRegistry
     repository: FolderRepository
-    catalog: ModelCatalog
+    catalog: Catalog
     lanes: LaneTable
     scale: ScaleView  # a plug-in that scales pools sets it
     cluster_state: ClusterState

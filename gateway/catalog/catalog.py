@@ -12,10 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
-from millstream.gateway.catalog.interfaces import ScaleView, UploadKey
-from millstream.gateway.catalog.placements import Placements
-from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, SnapshotCell, VersionView
-from millstream.gateway.catalog.standby import Standby
+from millstream.gateway.catalog.placements import Placements, Standby
+from millstream.gateway.catalog.snapshot import ModelView, Replica, ScaleView, Snapshot, SnapshotCell, VersionView
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.placement.pools import PoolTraits, kinds_of, learn, pools_of
@@ -36,11 +34,15 @@ AGREE_S_MAX = 2.0  # longest wait for other gateways; a slower one sees the chan
 AGREE_PAUSE_S = 0.01
 REDIS_S_MAX = 3.0  # of a refresh for what Redis knows; then it goes on with what it knew
 _MODEL = "model"  # kind of message: a model was changed, by a gateway
+#: (model, version) of an upload in progress; version None: the number is assigned when the version is published
+UploadKey = tuple[str, int | None]
 _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.FAILED)
 
 
 class Catalog:
-    """The catalog of one gateway.
+    """What one gateway knows about models, workers and uploads.
+
+    `uploads`: those in progress in any gateway: RECEIVING, then PENDING until a check slot is free, then CHECKING.
 
     Args:
         name: Name of this gateway.
@@ -86,6 +88,7 @@ class Catalog:
 
     @property
     def snapshot(self) -> Snapshot:
+        """The current snapshot. It is replaced as a whole, never changed in place."""
         return self._cell.current
 
     async def start(self) -> None:
@@ -99,6 +102,7 @@ class Catalog:
         await self._cluster_state.close()
 
     def replicas(self, content_id: str) -> tuple[Replica, ...]:
+        """Return the instances of a version, staged ones included, ordered by worker."""
         return self._placements.of(content_id)
 
     def exists(self, name: str, version: str | None) -> bool:

@@ -17,7 +17,7 @@ from functools import partial
 
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.principal import CALLER, LIMITED, owner_name
-from millstream.gateway.catalog.interfaces import ModelCatalog, UploadKey
+from millstream.gateway.catalog.catalog import Catalog, UploadKey
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot
 from millstream.services.access.limits import LimitReached
 from millstream.services.errors import Code, Failure
@@ -41,7 +41,7 @@ RETRY_AFTER_S = 5.0
 class UploadSlots:
     """Limits uploads in progress: each takes disk bandwidth and, during its check, a core and memory."""
 
-    def __init__(self, catalog: ModelCatalog) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._slots = CallerSlots(AT_ONCE_MAX, OF_CALLERS_MAX)
         self._running: Counter[UploadKey] = Counter()
@@ -84,7 +84,7 @@ class Quotas:
         repository: says what a model takes of the disk.
     """
 
-    def __init__(self, gate: Gate, catalog: ModelCatalog, repository: FolderRepository) -> None:
+    def __init__(self, gate: Gate, catalog: Catalog, repository: FolderRepository) -> None:
         self._gate = gate
         self._catalog = catalog
         self._repository = repository

@@ -1,4 +1,7 @@
-"""The models as a gateway knows them: the repository joined with the workers' records. Immutable."""
+"""The models as a gateway knows them: the repository joined with the workers' records. Immutable.
+
+SnapshotCell and ScaleView are what is replaced: they are made before all that reads them.
+"""
 
 from __future__ import annotations
 
@@ -197,10 +200,35 @@ def visible(snapshot: Snapshot, need: Need = Need.DESCRIBE) -> Snapshot:
 
 
 class SnapshotCell:
-    """Has the current snapshot: made before the catalog, which replaces it, and before all that read it."""
+    """Has the current snapshot, which the catalog replaces."""
 
     def __init__(self) -> None:
         self.current = Snapshot({}, ())
 
     def get(self) -> Snapshot:
         return self.current
+
+
+class ScaleView:
+    """What a gateway knows of pools whose number of workers follows their load: nothing, until a plug-in says it."""
+
+    def __init__(self) -> None:
+        self._starts: Mapping[str, float] = {}
+        self._to_zero: frozenset[str] = frozenset()
+
+    def set(self, starts: Mapping[str, float], to_zero: frozenset[str]) -> None:
+        """Replace what is known.
+
+        Args:
+            starts: seconds until a pool without workers has one that is started for a request, by pool.
+            to_zero: those that need no worker until their first request.
+        """
+        self._starts, self._to_zero = starts, to_zero
+
+    def asleep(self, staffed: Collection[str]) -> frozenset[str]:
+        """Return the pools without workers that need none until their first request. `staffed`: those with workers."""
+        return self._to_zero.difference(staffed)
+
+    def start_s(self, pool: str) -> float:
+        """Return the seconds until a pool without workers has one that is started for a request; 0: none is."""
+        return self._starts.get(pool, 0.0)

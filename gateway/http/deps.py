@@ -9,7 +9,7 @@ from typing import TypeVar
 from millstream.gateway.access.access_control import KeyWatch
 from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
-from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.quotas import UploadSlots
 from millstream.gateway.catalog.snapshot import VersionView
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
@@ -47,7 +47,7 @@ class Deps:
     settings: Settings
     registry: MetricsRegistry
     repository: FolderRepository
-    catalog: ModelCatalog
+    catalog: Catalog
     cluster_state: ClusterState
     upload_slots: UploadSlots
     infer: InferHandler  # v2 over HTTP

@@ -1,18 +1,24 @@
 """Decides what happens to the requests of a version that no worker of its pool serves. Pure.
 
+request of a cold lane ─> OtherPools.check ─> its pool loads the version │ PassedOn: a later pool loads it, or has room
 records of workers, the order given so far ─> decide ─> WAIT, workers to order, best first, or a Refusal
+Refusal ─> failure_of, too_slow ─> what the caller gets
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from millstream.gateway.catalog.snapshot import Replica, VersionView
-from millstream.gateway.placement.pool_fleets import PoolFleet
+from millstream.gateway.catalog.snapshot import Replica, Snapshot, VersionView
+from millstream.gateway.placement.pool_fleets import PoolFleet, PoolFleets
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest
+from millstream.services.placement.fleet import PoolOffer, is_worth_moving, without_unloading
 from millstream.services.placement.views import Footprint, Refusal, RefusalKind
-from millstream.services.wire.records import InstanceRecord, State
+from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 FAILED_RETRY_S = 10.0  # hint to clients of a version that workers load again only when an operator asks for it
 RETRY_S_MIN = 1.0  # hint to clients of a version that a worker loads again now
@@ -28,6 +34,9 @@ _RETRY_FIRST = (
     RefusalKind.TOO_LARGE,
     RefusalKind.NO_WORKER,
 )
+
+
+_WITHOUT_MEMORY = frozenset({RefusalKind.TOO_LARGE, RefusalKind.NOTHING_EVICTABLE})
 
 
 class Waiting(Enum):
@@ -152,3 +161,101 @@ def _kind(name: str) -> RefusalKind:
         return RefusalKind(name)
     except ValueError:
         return RefusalKind.FAILED
+
+
+class OtherPools:
+    """The pools of one gateway. Call it in the event loop.
+
+    Args:
+        snapshot: returns the current snapshot of the catalog.
+        fleets: the prices of the workers.
+        footprint_of: returns what a version takes in a worker, measured or predicted.
+        is_ordered: whether a version (its content id) is being loaded in a pool, or was ordered there.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot],
+        fleets: PoolFleets,
+        footprint_of: Callable[[Manifest, WorkerRecord], Footprint],
+        is_ordered: Callable[[str, str], bool],
+    ) -> None:
+        self._snapshot = snapshot
+        self._fleets = fleets
+        self._footprint_of = footprint_of
+        self._is_ordered = is_ordered
+        self._request = 0  # id of the request that was passed on last
+        self._passed_by: set[str] = set()  # pools that passed it on
+
+    def check(self, pool: str, version: VersionView, request: object) -> None:
+        """Let a pool load a version for a request, unless a later pool loads it, or could with nothing unloaded.
+
+        Raises PassedOn. A request that no other pool took comes again, and is then not passed on by the same pool.
+        """
+        content_id = version.manifest.content_id
+        if self._request == id(request) and pool in self._passed_by:
+            return
+        if pool not in version.pools or self._is_ordered(pool, content_id):
+            return
+        other = self._other(pool, version)
+        if other and other != pool:
+            if self._request != id(request):
+                self._request, self._passed_by = id(request), set()
+            self._passed_by.add(pool)
+            raise PassedOn(pool, other)
+
+    def _other(self, pool: str, version: VersionView) -> str:
+        """Return the pool that is to load a version, `pool` or a later one; "": all would have to unload for it."""
+        content_id = version.manifest.content_id
+        later = version.pools[version.pools.index(pool) + 1 :]
+        ordered = next((one for one in later if self._is_ordered(one, content_id)), "")
+        if ordered:
+            return ordered
+        failed = {at.worker.pool for at in version.replicas}
+        asked = [one for one in (pool, *later) if one not in failed]
+        offers = [offer for one in asked if (offer := self._offer(one, version.manifest)) is not None]
+        return without_unloading(offers)
+
+    def is_worth_moving(self, pool: str, manifest: Manifest, now: float) -> bool:
+        """Return whether a preferred pool is to load a version that another pool answers. `now`: on the Redis clock."""
+        offer = self._offer(pool, manifest)
+        return offer is not None and is_worth_moving(offer.fleet, manifest.content_id, offer.need, now)
+
+    def _offer(self, pool: str, manifest: Manifest) -> PoolOffer | None:
+        """Return what a pool has to offer for a version; None: it has no worker, or one has refused the version."""
+        workers = self._fleets.of(self._snapshot(), pool)
+        if not workers.records or manifest.content_id in workers.refusals:
+            return None
+        need = self._footprint_of(manifest, next(iter(workers.records.values())))
+        return PoolOffer(pool, workers.fleet, need)
+
+
+class PassedOn(Failure):
+    """A pool would have to unload models for a version, and another pool need not: that one is to load it."""
+
+    def __init__(self, pool: str, other: str) -> None:
+        self.other = other
+        super().__init__(Code.MEMORY, f"pool {pool} has no memory free, and pool {other} has or loads it")
+
+
+def failure_of(model: str, refusal: Refusal) -> Failure:
+    """Return the failure of an inference: 503 with the reason; 429 if the load only takes too long."""
+    if refusal.kind is RefusalKind.TOO_SLOW:
+        return too_slow(model, refusal.retry_after_s)
+    code = Code.MEMORY if refusal.kind in _WITHOUT_MEMORY else Code.UNAVAILABLE
+    message = f"model '{model}' cannot be loaded: {refusal.reason}"
+    return Failure(code, message, retry_after_s=refusal.retry_after_s or None)
+
+
+def too_slow(model: str, load_s: float) -> Failure:
+    """Return the failure of a request whose deadline comes before the end of the load."""
+    return Failure(
+        Code.OVERLOADED,
+        f"model '{model}' is loading, about {about_s(load_s)}, longer than the request may wait",
+        retry_after_s=load_s,
+    )
+
+
+def about_s(seconds: float) -> str:
+    """Return a predicted duration for people: "4 s"."""
+    return f"{seconds:.1f} s" if seconds < 1 else f"{math.ceil(seconds)} s"

@@ -14,18 +14,24 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from millstream.gateway.catalog.interfaces import ScaleView
-from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
-from millstream.gateway.placement.decision import ColdVersion, Decision, Waiting, decide
-from millstream.gateway.placement.other_pools import OtherPools
+from millstream.gateway.catalog.catalog import Catalog
+from millstream.gateway.catalog.snapshot import ModelView, ScaleView, Snapshot, VersionView
+from millstream.gateway.placement.decision import (
+    ColdVersion,
+    Decision,
+    OtherPools,
+    Waiting,
+    decide,
+    failure_of,
+    too_slow,
+)
 from millstream.gateway.placement.pool_fleets import PoolFleets, UsageMemory
-from millstream.gateway.placement.refusals import failure_of, too_slow
-from millstream.services.errors import Failure
+from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.line import ready_in_s
 from millstream.services.placement.views import Footprint, Refusal
 from millstream.services.process.cancellation import cancel_all
-from millstream.services.queue.pipeline import RedisClock
+from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State, WorkerRecord
 
@@ -41,15 +47,6 @@ RETRIED_WITHIN_S = 10.0  # after the predicted end of a load, in which a refused
 REFUSAL_S_MAX = 0.25
 
 
-class DemandLink(Protocol):
-    """The connection to a pool."""
-
-    clock: RedisClock
-
-    async def demand(self, lane: str, life_ms: int, order: bytes, workers: list[str]) -> tuple[str, bool]:
-        """Order one of `workers`, best first. Returns the worker that is ordered, and whether it was ordered now."""
-
-
 class ColdLane(Protocol):
     """A lane without a ready instance."""
 
@@ -59,7 +56,7 @@ class ColdLane(Protocol):
     def content_id(self) -> str: ...
 
     @property
-    def link(self) -> DemandLink: ...
+    def link(self) -> ProducerLink: ...
 
     @property
     def pool(self) -> str: ...
@@ -214,6 +211,30 @@ class Demands:
         if demand.refusal is not None:
             demand.kept_until = 0.0
         return demand.refusal
+
+    async def load_and_wait(self, catalog: Catalog, manifest: Manifest, seconds_max: float) -> None:
+        """Return when a worker has a version ready, for callers who ask for the load itself instead of an answer.
+
+        Other versions may be unloaded for it.
+
+        Raises:
+            Failure: MEMORY (no worker has memory for it), MODEL (it failed), NOT_FOUND (it was removed), UNAVAILABLE.
+        """
+        until = self._clock() + seconds_max
+        while True:
+            view = catalog.snapshot.model(manifest.model).version(manifest.version)
+            if view.ready:
+                return
+            if view.state is State.FAILED:
+                raise Failure(Code.MODEL, f"model '{manifest.model}' cannot be loaded: {view.reason}")
+            refusal = self.load(manifest.content_id, until)
+            if refusal is not None:
+                raise failure_of(manifest.model, refusal)
+            left_s = until - self._clock()
+            if left_s <= 0:
+                message = f"model '{manifest.model}' was not loaded within {seconds_max:g} s"
+                raise Failure(Code.UNAVAILABLE, message, retry_after_s=1)
+            await catalog.next_change(left_s)
 
     def wanted(self, lane: ColdLane) -> None:
         """Have a version loaded again whose last instance went while requests were on their way to it."""

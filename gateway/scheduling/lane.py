@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from millstream.gateway.placement.refusals import PassedOn
+from millstream.gateway.placement.decision import PassedOn
 from millstream.gateway.scheduling.admission import Answers, Circuit, LaneAdmission, LaneRefusal
 from millstream.gateway.scheduling.batching.dispatch import DispatchPolicy
 from millstream.gateway.scheduling.batching.queue_policy import QueueRules

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from millstream.gateway.placement.refusals import PassedOn
+from millstream.gateway.placement.decision import PassedOn
 from millstream.gateway.scheduling.batching.queue_policy import QueueRules
 from millstream.gateway.scheduling.lane import OVERFLOWING, Lane
 from millstream.gateway.scheduling.request import Request, Responder

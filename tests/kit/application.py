@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import FunctionType
+from typing import cast
 
 import grpc
 import httpx2
@@ -19,9 +20,9 @@ from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate, Keyless
 from millstream.gateway.access.principal import Principal
 from millstream.gateway.app import build_app
-from millstream.gateway.catalog.interfaces import ScaleView
+from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.quotas import UploadSlots
-from millstream.gateway.catalog.snapshot import version_number
+from millstream.gateway.catalog.snapshot import ScaleView, version_number
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.http_counts import HttpCounts
@@ -188,7 +189,7 @@ class Application:
                 keys=InstallationKeys("test"),
                 registry=self.registry,
                 repository=self.repository,
-                catalog=self.catalog,
+                catalog=cast("Catalog", self.catalog),
                 lanes=LaneTable(),
                 scale=ScaleView(),
                 cluster_state=cluster_state,
@@ -209,9 +210,9 @@ class Application:
                 settings=self.settings,
                 registry=self.registry,
                 repository=self.repository,
-                catalog=self.catalog,
+                catalog=cast("Catalog", self.catalog),
                 cluster_state=cluster_state,
-                upload_slots=UploadSlots(self.catalog),
+                upload_slots=UploadSlots(cast("Catalog", self.catalog)),
                 infer=self.inbox,
                 caller=caller,
                 texts=texts,

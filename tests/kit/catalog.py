@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from millstream.gateway.catalog.interfaces import UploadKey
+from millstream.gateway.catalog.catalog import UploadKey
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.placement.pools import kinds_of, learn, pools_of
@@ -19,7 +19,7 @@ _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.
 
 
 class RepositoryCatalog:
-    """Implements the Catalog interface of millstream.gateway.http.deps.
+    """Has what other parts use of millstream.gateway.catalog.catalog.Catalog.
 
     `announced` lists the models that were announced, in order.
     """

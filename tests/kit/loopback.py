@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from millstream.gateway.access.gate import Gate
-from millstream.gateway.catalog.interfaces import ScaleView
-from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
+from millstream.gateway.catalog.snapshot import ModelView, Replica, ScaleView, Snapshot, VersionView
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.observing.observer import Recorder
 from millstream.gateway.placement.demands import Demands

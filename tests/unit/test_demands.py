@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from millstream.gateway.catalog.interfaces import ScaleView
-from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
+from millstream.gateway.catalog.snapshot import ModelView, Replica, ScaleView, Snapshot, VersionView
 from millstream.gateway.placement.decision import FAILED_RETRY_S, NO_WORKER_S, RETRY_S_MIN
 from millstream.gateway.placement.demands import RETRIED_WITHIN_S, Demands
 from millstream.services.errors import Code, Failure
@@ -54,7 +53,7 @@ class FakeLink:
 @dataclass(eq=False)
 class FakeLane:
     manifest: Manifest
-    link: FakeLink
+    link: Any  # a FakeLink
     ready: bool = False
     has_requests: bool = False
     pool: str = "cpu"

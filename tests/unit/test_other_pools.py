@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
-from millstream.gateway.placement.other_pools import OtherPools
+from millstream.gateway.placement.decision import OtherPools, PassedOn
 from millstream.gateway.placement.pool_fleets import PoolFleets
-from millstream.gateway.placement.refusals import PassedOn
 from millstream.services.model.manifest import EndpointPlacement
 from millstream.services.placement.usage import NO_USAGE
 from millstream.services.placement.views import Footprint

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.gateway.placement.decision import PassedOn
 from millstream.gateway.placement.demands import ColdLane, ColdRequest
-from millstream.gateway.placement.refusals import PassedOn
 from millstream.gateway.scheduling.completion import SUSPECT
 from millstream.gateway.scheduling.quarantine import DIED
 from millstream.gateway.scheduling.request import Request

@@ -10,10 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from millstream.gateway.catalog.catalog import Catalog
-from millstream.gateway.catalog.interfaces import ScaleView, UploadKey
-from millstream.gateway.catalog.snapshot import Snapshot, SnapshotCell, VersionView
-from millstream.gateway.catalog.standby import Standby
+from millstream.gateway.catalog.catalog import Catalog, UploadKey
+from millstream.gateway.catalog.placements import Standby
+from millstream.gateway.catalog.snapshot import ScaleView, Snapshot, SnapshotCell, VersionView
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.placement.views import RefusalKind
 from millstream.services.queue.cluster_state import ClusterState, Exchanged

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.gateway.catalog.catalog import Catalog
 from millstream.services.errors import Code, Failure, Subject
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.pools import pools_of
@@ -35,7 +35,7 @@ class ReadyWaiter:
 
     def __init__(
         self,
-        catalog: ModelCatalog,
+        catalog: Catalog,
         ready_s_max: float = READY_S_MAX,
         worker_s_max: float = WORKER_S_MAX,
         unloaded_s_max: float = UNLOADED_S_MAX,

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.shared_settings import SharedDocument, watch
 from millstream.gateway.catalog.snapshot import version_number
 from millstream.gateway.http.deps import part_of
@@ -29,7 +29,7 @@ from millstream.services.settings import settings_of
 class Triton:
     """What Triton's clients ask of a gateway beyond inference."""
 
-    catalog: ModelCatalog
+    catalog: Catalog
     loader: RepositoryLoader
     statistics: MachineStatistics
     memory: ClientMemory

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.gateway.access.principal import owner_name, shown
-from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from millstream.plugins.compat.triton.await_ready import READY_S_MAX, ReadyWaiter
 from millstream.plugins.compat.triton.candidates import Candidate, manifest_of
@@ -92,7 +92,7 @@ class RepositoryLoader:
     def __init__(
         self,
         repository: FolderRepository,
-        catalog: ModelCatalog,
+        catalog: Catalog,
         settings: Settings,
         waiter: ReadyWaiter | None = None,
         answering: Callable[[str], bool] = lambda _content_id: True,

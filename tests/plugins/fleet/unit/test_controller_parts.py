@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.gateway.placement.worker_views import placed_instance
+from millstream.gateway.placement.pool_fleets import placed_instance
 from millstream.plugins.fleet.controller.in_flight import (
     IN_FLIGHT_MAX,
     NO_EFFECT_S_MAX,

@@ -6,10 +6,12 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import httpx2
 import pytest
 
+from millstream.gateway.catalog.catalog import Catalog
 from millstream.plugins.compat.triton.await_ready import ReadyWaiter
 from millstream.plugins.compat.triton.loader import RepositoryLoader
 from millstream.services.repository.endpoint_changes import activate_version
@@ -141,9 +143,8 @@ async def test_unloading(application: Application, client: httpx2.AsyncClient) -
 
 async def test_a_pool_without_workers(application: Application, client: httpx2.AsyncClient) -> None:
     await application.catalog.set_workers()
-    control = RepositoryLoader(
-        application.repository, application.catalog, application.settings, ReadyWaiter(application.catalog, 60, 0)
-    )
+    catalog = cast("Catalog", application.catalog)
+    control = RepositoryLoader(application.repository, catalog, application.settings, ReadyWaiter(catalog, 60, 0))
     before = application.repository.endpoint("m")
     with pytest.raises(Exception, match="failed to load 'n', version 1: pool 'cpu' has no worker"):
         await control.load("n", None, {})
