@@ -10,14 +10,11 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from millstream.services.environment import client_variable
 from millstream.services.errors import invalid
 from millstream.services.local_token import read_token
-
-if TYPE_CHECKING:
-    from millstream.services.settings import Settings
 
 #: X509_V_FLAG_NO_CHECK_TIME, which the ssl module has no name for
 _NO_CHECK_TIME = 0x200000
@@ -41,12 +38,12 @@ class Trust:
     key: Path | None = None
 
     @classmethod
-    def of(cls, settings: Settings, ca_file: Path | None = None, pinned: Path | None = None) -> Trust:
-        """Return what the settings say; `ca_file` and `pinned` come first. Raises Failure(INVALID)."""
-        certificate, key = settings.client_cert_file, settings.client_key_file
+    def of_environment(cls, ca_file: Path | None = None, pinned: Path | None = None) -> Trust:
+        """Return what the environment says; `ca_file` and `pinned` come first. Raises Failure(INVALID)."""
+        certificate, key = _file("MILLSTREAM_CLIENT_CERT_FILE"), _file("MILLSTREAM_CLIENT_KEY_FILE")
         if (certificate is None) != (key is None):
             raise invalid("set both MILLSTREAM_CLIENT_CERT_FILE and MILLSTREAM_CLIENT_KEY_FILE, or neither")
-        return cls(ca_file or (None if pinned else settings.ca_file), pinned, certificate, key)
+        return cls(ca_file or (None if pinned else _file("MILLSTREAM_CA_FILE")), pinned, certificate, key)
 
     def context(self) -> ssl.SSLContext:
         """Return a TLS context for a connection. Raises Failure(INVALID) that names a file which cannot be used."""
@@ -66,6 +63,11 @@ class Trust:
             return ssl.create_default_context(cafile=self.ca_file)
         except OSError as error:
             raise invalid(f"ca_file {self.ca_file or self.pinned}: {error.strerror or error}") from error
+
+
+def _file(variable: str) -> Path | None:
+    text = client_variable(variable)
+    return None if text is None else Path(text)
 
 
 def _pinning(content: str) -> ssl.SSLContext:
@@ -112,8 +114,8 @@ def find_server(endpoint: str | None, key: str | None, source: str = "endpoint")
     from millstream.services.settings import read_settings
 
     settings = read_settings()
-    if not endpoint and settings.endpoint:
-        endpoint, source = settings.endpoint, "MILLSTREAM_ENDPOINT"
+    if not endpoint and (given := client_variable("MILLSTREAM_ENDPOINT")):
+        endpoint, source = given, "MILLSTREAM_ENDPOINT"
     pinned = None
     if not endpoint:
         endpoint = url_of_home(settings.home)
@@ -121,12 +123,12 @@ def find_server(endpoint: str | None, key: str | None, source: str = "endpoint")
     secret = settings.admin_key.get_secret_value() if settings.admin_key else None
     if endpoint and "://" in endpoint:
         url, token = _with_token(checked_url(endpoint, source), settings.home)
-        return ServerAddress(url, _checked_key(key or secret or token), Trust.of(settings, pinned=pinned))
+        return ServerAddress(url, _checked_key(key or secret or token), Trust.of_environment(pinned=pinned))
     config = read_user_config()
     named = config.find(endpoint, source) if endpoint or config.default else None
     if named is None:
-        return ServerAddress(URL_DEFAULT, _checked_key(key or secret), Trust.of(settings))
-    trust = Trust.of(settings, named.ca_file)
+        return ServerAddress(URL_DEFAULT, _checked_key(key or secret), Trust.of_environment())
+    trust = Trust.of_environment(named.ca_file)
     url, token = _with_token(named.url, settings.home)
     return ServerAddress(url, _checked_key(key or named.api_key or secret or token), trust, named.warnings)
 

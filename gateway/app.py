@@ -40,6 +40,14 @@ serves. Replies to errors have the form of the path's protocol. Before a path is
 web page of another origin, or for another host, is answered 403.
 """
 
+#: With the defaults FastAPI looks for a provider of OpenTelemetry in each request; the plug-in tracing makes spans.
+_NO_TELEMETRY: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
 CORE = (v2.ADAPTER, admin.ADAPTER, operation.ADAPTER)
 
 
@@ -77,7 +85,7 @@ def build_app(deps: Deps) -> FastAPI:
         is_open,
         version=deps.version,
         lifespan=lifespan,
-        telemetry=_telemetry(on=settings.telemetry),
+        telemetry=_NO_TELEMETRY,
     )
     app.state.deps = deps
     replies = ErrorReplies(app.error_formats)
@@ -104,11 +112,6 @@ def build_app(deps: Deps) -> FastAPI:
 def api_document(version: str) -> dict[str, Any]:
     """Return the OpenAPI document of a server with a key and the digits example, for docs/openapi.json."""
     return _App(adapters(), lambda _: False, version=version).openapi()
-
-
-def _telemetry(*, on: bool) -> TelemetryConfig:
-    """Return what FastAPI records. With the defaults it looks for a provider in each request, even if there is none."""
-    return {"tracing": on, "metrics": on, "logs": on, "operation_spans": on, "auto_configure": on}
 
 
 class _App(FastAPI):

@@ -39,7 +39,7 @@ from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.v2.service import InferService, Labels, read_labels, v2_codec
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import end_fork_server
-from millstream.services.installation import installation_name
+from millstream.services.installation import installation_name, shared_metrics
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
@@ -73,7 +73,7 @@ class Gateway:
         keys = InstallationKeys(installation_name(settings))
         self.settings = settings = settings.model_copy(update={"installation_name": installation_name(settings)})
         self.name = f"{index}-{os.getpid()}-{os.urandom(8).hex()}"
-        self.registry = MetricsRegistry(settings.metrics_dir, role, models_max=settings.metrics_models_max)
+        self.registry = MetricsRegistry(shared_metrics(settings), role, models_max=settings.metrics_models_max)
         self.certificates = _certificates(settings, self.registry)
         self.registry.gauge(catalogue.CONNECTIONS_MAX, role).set(settings.client_connections_max)
         # Fewer where few descriptors are left for connections.

@@ -46,7 +46,7 @@ _FLAGS = re.compile(r"^(?:flags|Features)\s*:\s*(.+)$", re.MULTILINE)
 
 
 def find_device(device: str, cpuinfo: Path = CPUINFO) -> DeviceRecord:
-    """Return what `device` (as MILLSTREAM_WORKER_DEVICE: "cpu", "cuda:0", "tensorrt") is; never fails."""
+    """Return what `device` ("cpu", "cuda:0", "tensorrt") is; never fails."""
     kind, _, number = device.partition(":")
     text = ""
     with suppress(OSError):
@@ -79,7 +79,7 @@ class GpuMemory:
     of what all processes use.
 
     Args:
-        device: as MILLSTREAM_WORKER_DEVICE, like "cuda:0".
+        device: like "cuda:0".
     """
 
     def __init__(self, device: str) -> None:
@@ -133,7 +133,7 @@ def missing_for(backend: str, device: str, found: DeviceRecord, packages: Collec
 
     Args:
         backend: that of the worker.
-        device: as MILLSTREAM_WORKER_DEVICE.
+        device: of the worker, like "cuda:0".
         found: what the device is.
         packages: inference libraries that are installed.
     """

@@ -11,6 +11,13 @@ ORT_DISABLE_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # of ONNX Runtime
 REVISION = "IMAGE_REVISION"
 #: the variable in which platforms with twelve-factor conventions pass the port
 PORT = "PORT"
+#: what clients read beside MILLSTREAM_HOME and MILLSTREAM_ADMIN_KEY: no settings of a server (client/address.py)
+CLIENT_VARIABLES = (
+    "MILLSTREAM_ENDPOINT",
+    "MILLSTREAM_CA_FILE",
+    "MILLSTREAM_CLIENT_CERT_FILE",
+    "MILLSTREAM_CLIENT_KEY_FILE",
+)
 #: What libraries need of the environment, by name or by what it begins with: where programs and libraries are, how to
 #: compute, and the language. Nothing that holds a secret: addresses of others and their keys are not among it.
 _LIBRARY_VARIABLES = frozenset(
@@ -42,6 +49,12 @@ def visible_gpus() -> str | None:
 def chosen_plugins() -> str:
     """Return MILLSTREAM_PLUGINS: which plug-ins are on (services/plugin/registry.py)."""
     return ENVIRONMENT.get("MILLSTREAM_PLUGINS", "all")
+
+
+def client_variable(name: str) -> str | None:
+    """Return the value of one of CLIENT_VARIABLES; empty counts as unset: compose files pass on what may be empty."""
+    assert name in CLIENT_VARIABLES
+    return ENVIRONMENT.get(name) or None
 
 
 def revision() -> str:

@@ -38,6 +38,21 @@ def shm_prefix(settings: Settings) -> str:
     return f"{installation_name(settings)}-{hashlib.sha256(home).hexdigest()[:8]}"
 
 
+def metrics_dir(settings: Settings) -> Path:
+    """Return the folder in which the processes that a supervisor runs share their metrics; it makes the folder.
+
+    It is in memory: writing to a page under write-back blocks. Raises as `installation_name` does.
+    """
+    memory = settings.shm_dir if settings.shm_dir.is_dir() else settings.home.resolve() / "run"
+    return memory / f"{shm_prefix(settings)}.metrics"
+
+
+def shared_metrics(settings: Settings) -> Path | None:
+    """Return that folder if there is one; None: no supervisor runs here, and each process has metrics of its own."""
+    folder = metrics_dir(settings)
+    return folder if folder.is_dir() and folder.stat().st_uid == os.getuid() else None
+
+
 def _kept(repository: Path) -> str:
     path = repository / FILE
     with storage_errors(repository):

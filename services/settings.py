@@ -15,7 +15,7 @@ from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_va
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from millstream.services.allowed_hosts import parse_hosts, parse_origins
-from millstream.services.environment import ENVIRONMENT, PORT, platform_port
+from millstream.services.environment import CLIENT_VARIABLES, ENVIRONMENT, PORT, platform_port
 from millstream.services.errors import Failure, invalid
 from millstream.services.nearest_names import did_you_mean
 from millstream.services.plugin.registry import contributions
@@ -27,6 +27,10 @@ T = TypeVar("T")
 MIB = 1 << 20
 #: A JSON document has at most a value for so many bytes of its limit: a value takes about 100 bytes of memory.
 JSON_BYTES_OF_VALUE = 16
+#: of requests, unless a run may take longer
+REQUEST_TIMEOUT_S_MAX = 600.0
+#: a conversion may take so many times as long as the check of a model
+IMPORT_SHARE = 5
 #: a conversion keeps the upload, what it was packed in, and what is made of it
 IMPORT_COPIES = 4
 # What clients change while an installation runs: files in the folder `run` of its home, deleted at the next start.
@@ -36,9 +40,6 @@ LOG_LEVELS = "log-levels.json"
 LogFormat = Literal["text", "json"]
 #: names of installations: they are part of Redis keys and of file names
 INSTALLATION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
-
-
-#: paths that a platform chooses for its calls
 
 
 class Settings(BaseSettings):
@@ -88,19 +89,6 @@ class Settings(BaseSettings):
         description="Secret from which the secrets of API keys are derived, at least 32 characters; the same in all "
         "gateways. Unset: a random one, in the file `access.key` of `home`.",
     )
-    endpoint: str | None = Field(
-        None,
-        description="Server that the command line and the Python client call: a URL, or a name in the user's "
-        "configuration. Unset: the installation in `home`, else the default of the configuration.",
-    )
-    ca_file: Path | None = Field(
-        None,
-        description="Certificates (PEM) that the command line and the Python client trust instead of the system's.",
-    )
-    client_cert_file: Path | None = Field(
-        None, description="Certificate (PEM) that the command line and the Python client show to servers that ask."
-    )
-    client_key_file: Path | None = Field(None, description="Private key of the client's certificate.")
     gateways: int = Field(
         1,
         ge=0,
@@ -112,17 +100,6 @@ class Settings(BaseSettings):
         description="Worker pools as NAME=WORKERS, comma separated; after a pool the options of its workers: "
         "`gpu=1,device=cuda:0,device_memory=14GiB,threads=4,memory=16GiB,backend=onnxruntime,cpu=2`. "
         "`cpu=1:4`: the controller decides between 1 and 4; `cpu=0:4`: none while no request comes.",
-    )
-    scale_latency_ms: float = Field(
-        200, gt=0, le=600_000, description="Time in which autoscaling has rows answered: wait and run."
-    )
-    scale_down_s: float = Field(
-        120, ge=1, le=3600, description="Seconds for which autoscaling keeps workers after they were last needed."
-    )
-    controller: bool = Field(
-        True,
-        description="Whether `millstream up` runs a controller, which keeps `instances_min`, adds second instances and "
-        "unloads idle models.",
     )
     busy_poll_us_max: int = Field(
         400,
@@ -187,11 +164,6 @@ class Settings(BaseSettings):
         description="Origins whose web pages may call the server, comma separated, as `https://HOST[:PORT]`; `*`: all, "
         "without credentials. Unset: none.",
     )
-    telemetry: bool = Field(
-        False,
-        description="Let FastAPI record OpenTelemetry spans, metrics and logs of its routes, and export them as the "
-        "variables `OTEL_…` say. Needs `fastapi[opentelemetry]`.",
-    )
     client_connections_max: int = Field(
         4096, ge=1, description="Open connections of one gateway, for HTTP and gRPC each."
     )
@@ -202,19 +174,10 @@ class Settings(BaseSettings):
     )
 
     request_bytes_max: int = Field(
-        64 * MIB, ge=1024, description="Largest body of an inference request, after decompression."
-    )
-    request_rows_max: int = Field(
-        1_000_000,
-        ge=1,
-        description="Rows of one inference request to a model that batches; more than a run takes run in parts.",
-    )
-    request_timeout_s_max: float = Field(600, gt=0, description="Longest timeout that a request may set, in seconds.")
-    json_bytes_max: int = Field(
-        16 * MIB,
+        64 * MIB,
         ge=1024,
-        description="Largest JSON document of a request, without the long lists of numbers in it; it has a value for "
-        "16 bytes of this limit at most.",
+        description="Largest body of an inference request, after decompression. Its JSON without long lists of numbers "
+        "may have 16 MiB of that, or a quarter.",
     )
     reply_bytes_max: int = Field(
         256 * MIB, ge=1024, description="Largest outputs of one request, and of one batch that is sent through Redis."
@@ -223,9 +186,6 @@ class Settings(BaseSettings):
         4096 * MIB,
         ge=1024,
         description="Largest model upload; all files of its conversion together may take four times as much.",
-    )
-    disk_reserve_bytes: int = Field(
-        256 * MIB, ge=0, description="Free space of the disk that holds the models, below which uploads are refused."
     )
     versions_kept: int = Field(
         0,
@@ -265,8 +225,6 @@ class Settings(BaseSettings):
     shm_dir: Path = Field(Path("/dev/shm"), description="Folder of shared memory segments and reply sockets.")
     shm_bytes_max: int = Field(256 * MIB, ge=0, description="Shared memory of one gateway; 0: none.")
 
-    worker_device: str = Field("cpu", description="Device of a worker: cpu, cuda[:N] or tensorrt[:N].")
-    worker_threads: int = Field(0, ge=0, le=1024, description="Threads of one worker; 0: an equal share of the CPUs.")
     worker_memory: str | None = Field(
         None,
         description="Memory of one worker process, like `8GiB`, or of the workers of single pools, like "
@@ -276,11 +234,10 @@ class Settings(BaseSettings):
         600, gt=0, description="Seconds that loading a version may take; its warm-up runs, half of them."
     )
     worker_run_s_max: float = Field(
-        600, gt=0, description="Seconds that one run of a model may take; the deadline of a request may end it earlier."
-    )
-    triton_ca_file: Path | None = Field(
-        None,
-        description="Certificates (PEM) that the backend `triton` trusts for `grpcs://`. Unset: those of gRPC.",
+        600,
+        gt=0,
+        description="Seconds that one run of a model may take; the deadline of a request may end it earlier. A "
+        "request may set a timeout of this, or of 600 s.",
     )
     metrics_port: int = Field(
         0,
@@ -290,14 +247,15 @@ class Settings(BaseSettings):
         "`millstream up --gateways 0`; 0: none.",
     )
 
-    check_s_max: float = Field(120, gt=0, description="Seconds that the check of an uploaded model may take.")
+    check_s_max: float = Field(
+        120,
+        gt=0,
+        description="Seconds that the check of an uploaded model may take; five times as long for its conversion.",
+    )
     check_memory_bytes_max: int = Field(
         8192 * MIB,
         ge=64 * MIB,
         description="Memory of the check of an uploaded model; twice as much for its conversion.",
-    )
-    import_s_max: float = Field(
-        600, gt=0, description="Seconds that the conversion of an uploaded model of another framework may take."
     )
     unconfined_imports: Literal["refuse", "accept"] = Field(
         "refuse",
@@ -315,9 +273,6 @@ class Settings(BaseSettings):
         "0: none.",
     )
 
-    metrics_dir: Path | None = Field(
-        None, description="Folder of the metric files that all processes of a machine share."
-    )
     metrics_models_max: int = Field(
         200,
         ge=1,
@@ -362,9 +317,6 @@ class Settings(BaseSettings):
         "tls_cert_file",
         "tls_key_file",
         "tls_client_ca_file",
-        "ca_file",
-        "client_cert_file",
-        "client_key_file",
         mode="before",
     )
     @classmethod
@@ -420,6 +372,21 @@ class Settings(BaseSettings):
     def json_values_max(self) -> int:
         """Values in the JSON document of a request; a list or an object counts as 8, a key as 3."""
         return self.json_bytes_max // JSON_BYTES_OF_VALUE
+
+    @property
+    def json_bytes_max(self) -> int:
+        """Largest JSON document of a request, without the long lists of numbers in it."""
+        return max(self.request_bytes_max // 4, min(self.request_bytes_max, 16 * MIB))
+
+    @property
+    def request_timeout_s_max(self) -> float:
+        """Longest timeout that a request may set."""
+        return max(REQUEST_TIMEOUT_S_MAX, self.worker_run_s_max)
+
+    @property
+    def import_s_max(self) -> float:
+        """Seconds that the conversion of an uploaded model of another framework may take."""
+        return IMPORT_SHARE * self.check_s_max
 
     @property
     def reply_unread_bytes_max(self) -> int:
@@ -519,7 +486,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]
     Args:
         environment: the variables; None: those of this process.
     """
-    known = {*variables().values(), *SECRET_FILES}
+    known = {*variables().values(), *SECRET_FILES, *CLIENT_VARIABLES}
     given = ENVIRONMENT if environment is None else environment
     return [
         f"{name[:_NAME_CHARACTERS_MAX]} is no setting and has no effect{did_you_mean(name, known)}"

@@ -30,7 +30,7 @@ from millstream.services.crashes.load_marks import LoadMarks
 from millstream.services.crashes.run_marks import RunMark, runs_dir
 from millstream.services.device import find_device, installed_packages, missing_for
 from millstream.services.errors import Code, Failure
-from millstream.services.installation import installation_name
+from millstream.services.installation import installation_name, shared_metrics
 from millstream.services.metrics.exposition import serve
 from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
@@ -53,7 +53,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.segments.segment import Segments, host_token
 from millstream.services.settings import LOG_LEVELS, Settings, read_settings
 from millstream.services.start_log import log_start
-from millstream.services.supervisor.pool_specs import device_budget, worker_counts
+from millstream.services.supervisor.pool_specs import device_budget, device_of, worker_counts
 from millstream.services.wire.batch import BATCH_FORMATS, INLINE_BYTES_MAX
 from millstream.services.wire.records import WorkerRecord
 from millstream.services.wire.worker_id import new_start, read_slot, slot_of, worker_id, worker_name
@@ -97,6 +97,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m millstream.workers", description="Run one worker of a pool.")
     parser.add_argument("--pool", default="cpu", help="name of the pool (default: cpu)")
     parser.add_argument("--index", help="N, N@HOST or HOST: tells the workers of a pool apart (default: this host)")
+    parser.add_argument("--device", help="cpu, cuda[:N] or tensorrt[:N] (default: cuda of the pool gpu, else cpu)")
+    parser.add_argument("--threads", type=int, default=0, help="threads of a run (default: the CPUs)")
     parser.add_argument("--start-id", help="distinguishes this process from all others (default: random)")
     parser.add_argument("--backend", default=BACKEND_DEFAULT, help="inference library (default: onnxruntime)")
     parser.add_argument("--life-fd", type=int, help="write a byte to this descriptor every two seconds")
@@ -104,7 +106,8 @@ def main() -> int:
     SignOfLife(arguments.life_fd).start_thread()
     start = arguments.start_id or new_start()
     slot = read_slot(arguments.index) if arguments.index else slot_of(0, platform.node())
-    identity = Identity(arguments.pool, slot, start, arguments.backend)
+    device = arguments.device or device_of(arguments.pool)
+    identity = Identity(arguments.pool, slot, start, arguments.backend, device, arguments.threads or cpus())
     configure_logs("text", identity.name)
     create_files_private()
     try:
@@ -126,6 +129,8 @@ class Identity(NamedTuple):
     slot: str  # distinguishes it from the other workers of the pool
     start: str  # unique for each start of a process
     backend: str
+    device: str
+    threads: int
 
     @property
     def name(self) -> str:
@@ -180,8 +185,8 @@ class WorkerProcess:
         self._settings = settings
         self._address = address
         self._identity = identity
-        self._threads = settings.worker_threads or cpus()
-        self._device, self._packages = find_device(settings.worker_device), installed_packages()
+        self._threads = identity.threads
+        self._device, self._packages = find_device(identity.device), installed_packages()
         self._keys = InstallationKeys(installation_name(settings)).pool(identity.pool)
         self._host = host_token(settings.shm_dir)
         self._started = time.time()  # noqa: TID251 - for people
@@ -191,10 +196,10 @@ class WorkerProcess:
         record_unseen_load_deaths(repository, run_dir, f"{identity.name}-")
         # Named without the process' id, so that a worker that is started again continues its series.
         self._registry = MetricsRegistry(
-            settings.metrics_dir, f"worker-{identity.name}", models_max=settings.metrics_models_max
+            shared_metrics(settings), f"worker-{identity.name}", models_max=settings.metrics_models_max
         )
         self._process_metrics = ProcessMetrics(self._registry)
-        self.metrics = WorkerMetrics(self._registry, identity.pool, identity.name, settings.worker_device)
+        self.metrics = WorkerMetrics(self._registry, identity.pool, identity.name, identity.device)
         self._clock = RedisClock()
         self._spin = Spin(settings.busy_poll_us_max / 1e6)
         self._backend = get_backend(identity.backend, settings.home)
@@ -240,7 +245,7 @@ class WorkerProcess:
             hosts = AllowedHosts(self._settings.allowed_host_list, (platform.node(),))
             serve(self._settings.metrics_port, self._registry, hosts, ready=self._ready)
         self._process_metrics.start()
-        if missing := missing_for(self._backend.name, self._settings.worker_device, self._device, self._packages):
+        if missing := missing_for(self._backend.name, self._identity.device, self._device, self._packages):
             log.warning("pool %s can load no model: %s", self._identity.pool, missing)
         report_unseen_deaths(self._connect, self._runs, f"{self._identity.name}-")
         self._drain.start(self._leave.begin, self._leave.leave_early)
@@ -301,7 +306,7 @@ class WorkerProcess:
         settings = self._settings
         reports = RunReports(self._connect, self.loop)
         overdue = OverdueReplies(self._connect, self.loop)
-        grace_s = GRACE_S if settings.worker_device == "cpu" else DEVICE_GRACE_S
+        grace_s = GRACE_S if self._identity.device == "cpu" else DEVICE_GRACE_S
         return Watchdog(
             self._state,
             self._clock,
@@ -366,7 +371,7 @@ class WorkerProcess:
         return LoadEnvironment(
             self._backend,
             backend,
-            settings.worker_device,
+            self._identity.device,
             self._threads,
             self._budget,
             self._state.runs_at_rest,
@@ -375,7 +380,7 @@ class WorkerProcess:
         )
 
     def _memory_budget(self, budget_bytes: int) -> MemoryBudget:
-        settings, device = self._settings, self._settings.worker_device
+        settings, device = self._settings, self._identity.device
         total_bytes = self._device.memory_bytes if self._device.kind == "gpu" else 0
         device_bytes = device_budget(settings.pools, self._identity.pool, device, total_bytes)
         limit = MemoryLimit(budget_bytes)
@@ -407,7 +412,7 @@ class WorkerProcess:
         return WorkerRecord(
             id=self._identity.worker,
             pool=self._identity.pool,
-            device=self._settings.worker_device,
+            device=self._identity.device,
             backend=self._identity.backend,
             pid=os.getpid(),
             host=self._host,

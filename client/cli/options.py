@@ -10,6 +10,7 @@ import typer
 
 from millstream.client.address import URL_DEFAULT, ServerAddress, find_server, is_of_home
 from millstream.client.cli.failures import show_warning, usage_of, wrong_usage
+from millstream.services.environment import client_variable
 from millstream.services.model.names import check_name
 
 
@@ -132,7 +133,7 @@ def local_home(context: typer.Context, home: Path | None) -> Path:
     settings = load_settings(home=home)
     folder: Path = settings.home.expanduser().resolve()
     shared = context.obj if isinstance(context.obj, Shared) else Shared()
-    endpoint = shared.endpoint or (None if home else settings.endpoint)
+    endpoint = shared.endpoint or (None if home else client_variable("MILLSTREAM_ENDPOINT"))
     if endpoint:
         source = "--endpoint" if shared.endpoint else "MILLSTREAM_ENDPOINT"
         with usage_of():

@@ -73,6 +73,21 @@ _REQUESTS = (
         ((rate("millstream_key_requests_total", "key, outcome"), "{{key}} {{outcome}}"),),
     ),
     Chart(
+        "What API keys take",
+        "Rows in a second, and seconds of runs in a second, by key.",
+        "short",
+        (
+            (rate("millstream_key_rows_total", "key"), "{{key}} rows"),
+            (rate("millstream_key_run_seconds_total", "key"), "{{key}} run time"),
+        ),
+    ),
+    Chart(
+        "Connections allowed",
+        "That a gateway accepts, over HTTP and gRPC each, as its file descriptors allow.",
+        "short",
+        ((f"max by ({BY_PROCESS}) (millstream_gateway_connections_max)", OF_PROCESS),),
+    ),
+    Chart(
         "API keys that expire",
         "Time that is left.",
         "s",
@@ -151,7 +166,7 @@ _CARRIERS = (
     ),
     Chart(
         "Disk of the models",
-        "Uploads are refused below MILLSTREAM_DISK_RESERVE_BYTES of free space.",
+        "Uploads are refused below 256 MiB of free space.",
         "bytes",
         (
             ("max(millstream_repository_free_bytes)", "free"),

@@ -41,7 +41,8 @@ _WORKERS = (
 _MEMORY = (
     Chart(
         "Memory",
-        "What the instances of a worker take, what it uses or has promised to loads, and what it may use.",
+        "What the instances of a worker take, what it uses or has promised to loads, and what it may use; what the "
+        "models of keys with a memory quota take.",
         "bytes",
         (
             (
@@ -53,6 +54,7 @@ _MEMORY = (
             ),
             (_of_worker("memory_used_bytes"), f"used by {_WORKER}"),
             (f"{_of_worker('memory_budget_bytes')} > 0", f"budget of {_WORKER}"),
+            ("max by (key) (millstream_key_memory_bytes)", "models of key {{key}}"),
         ),
     ),
     Chart(

@@ -46,6 +46,8 @@ _HOLDING = frozenset({State.READY, State.DRAINING})  # states in which a worker 
 REST_LEASES = 30  # cool-down of shared memory that a frozen worker may still write to, in leases
 #: size from which a tensor travels in shared memory: a smaller one is copied faster than a segment is taken
 SHM_TENSOR_BYTES_MIN = 32 << 10
+#: of a request to a model that batches; more than a run takes run in parts
+REQUEST_ROWS_MAX = 1_000_000
 TURN_MODELS = 16  # models whose lanes are opened in one turn of the event loop
 
 Path = tuple[str, str | None]
@@ -191,7 +193,7 @@ class Router:
         if not manifest.signature.batching:
             return 1
         of_a_run = manifest.config.rows_max
-        return of_a_run if manifest.triton.get("max_batch_size") else max(of_a_run, self._settings.request_rows_max)
+        return of_a_run if manifest.triton.get("max_batch_size") else max(of_a_run, REQUEST_ROWS_MAX)
 
     async def _update_lanes(self, route: ModelRoute, view: VersionView) -> bool:
         """Open and close lanes of a route for the version's pools, and apply what the workers report.

@@ -140,11 +140,11 @@ class _Count:
     def _check(self) -> None:
         bytes_max, values_max = self._limits
         if self.size_bytes > bytes_max:
-            raise _too_large(f"more than {bytes_max} bytes", "MILLSTREAM_JSON_BYTES_MAX")
+            raise _too_large(f"more than {bytes_max} bytes", "MILLSTREAM_REQUEST_BYTES_MAX")
         if max(self.values, self.strings, self.words) > values_max:
             raise _too_large(
                 f"more than {values_max} values, of which a list or an object counts as {CONTAINER_VALUES}",
-                "MILLSTREAM_JSON_BYTES_MAX",
+                "MILLSTREAM_REQUEST_BYTES_MAX",
             )
 
 

@@ -155,7 +155,7 @@ def _is_of_upload(folder: Path, path: str) -> bool:
 def _too_slow(recognised: Recognised, settings: Settings) -> Failure:
     return invalid(
         f"the import of the {recognised.importer} model took longer than {settings.import_s_max:g} s "
-        "(MILLSTREAM_IMPORT_S_MAX sets the limit)"
+        "(five times MILLSTREAM_CHECK_S_MAX)"
     )
 
 

@@ -4,6 +4,7 @@ from millstream.services.plugin.plugin import Command, Plugin, Process
 
 PLUGIN = Plugin(
     name="fleet",
+    settings=("millstream.plugins.fleet.settings:FleetSettings",),
     http=("millstream.plugins.fleet.gateway.routes_scale:ADAPTER",),
     gateway=("millstream.plugins.fleet.gateway.reporter:build",),
     supervisor=("millstream.plugins.fleet.supervisor:build",),

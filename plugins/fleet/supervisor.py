@@ -16,12 +16,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from millstream.plugins.fleet.controller.loops import LOGGER, NAME, ControllerLoops, pool_limits
 from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.plugins.fleet.scaling import ScaleDecision, is_fresh
+from millstream.plugins.fleet.settings import FleetSettings
 from millstream.services.errors import Failure
 from millstream.services.process.cancellation import cancel_all
 from millstream.services.process.log_level import LogLevel
 from millstream.services.queue.limited_client import FAREWELL_S_MAX, without_redis_after
 from millstream.services.queue.log_levels import InstallationLevel
-from millstream.services.settings import LOG_LEVELS
+from millstream.services.settings import LOG_LEVELS, Settings, settings_of
 from millstream.services.supervisor.parts import SupervisorParts
 from millstream.services.supervisor.pool_specs import parse_pools
 
@@ -44,13 +45,18 @@ class FleetPart:
         sizes = {pool: (spec.least, spec.workers) for pool, spec in specs.items() if spec.elastic}
         self._scaler = PoolScaler(sizes, parts, self._decisions)
         self._controller: ControllerLoops | None = None
-        if settings.controller and settings.gateways:  # else it is where the gateways are
+        self._show = parts.show
+        self._unsized = "" if settings_of(settings, FleetSettings).controller else unsized_pools(settings)
+        # Without gateways it is where they are.
+        if settings_of(settings, FleetSettings).controller and settings.gateways:
             self._controller = ControllerLoops(settings, parts.address, parts.keys, pool_limits(settings))
         level = InstallationLevel(parts.address, parts.keys, NAME)
         self._log_level = LogLevel(NAME, settings.home / "run" / LOG_LEVELS, level.read, LOGGER)
 
     def start(self) -> None:
         self._scaler.start()
+        if self._unsized:
+            self._show(self._unsized)
         if self._controller is not None:
             self._log_level.start(signals=False)  # SIGUSR2 is the supervisor's
             self._controller.start()
@@ -66,6 +72,17 @@ class FleetPart:
     async def _decisions(self) -> Mapping[str, ScaleDecision]:
         decisions, now = await self._scale_state.decisions()
         return {pool: one for pool, one in decisions.items() if is_fresh(one, now)}
+
+
+def unsized_pools(settings: Settings) -> str:
+    """Return a warning of pools with MIN:MAX, about which no controller is to decide; "" if there are none."""
+    elastic = [f"{pool}={spec.size}" for pool, spec in parse_pools(settings.pools).items() if spec.elastic]
+    if not elastic or not settings.gateways:
+        return ""
+    return (
+        f"--no-controller: --pool {','.join(elastic)} keeps the workers that it starts with, unless a controller runs "
+        "elsewhere on the same Redis"
+    )
 
 
 def build(parts: SupervisorParts) -> FleetPart:

@@ -244,7 +244,7 @@ class ModelUpload:
 
     def _check_space(self) -> None:
         with storage_errors(self._folder()):
-            check_space(self._folder(), self._settings.disk_reserve_bytes)
+            check_space(self._folder())
 
     def _open_sink(self) -> _Sink:
         if self._sink is None:

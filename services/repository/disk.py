@@ -17,6 +17,9 @@ from millstream.services.errors import Code, Failure
 
 #: libraries write in pieces of up to this size, the last of which fails as a whole
 FULL_BYTES = 1 << 20
+#: free space of a disk below which uploads are refused; a disk smaller than the second number may be filled
+RESERVE_BYTES = 256 << 20
+RESERVE_DISK_BYTES_MIN = 16 * RESERVE_BYTES
 LOCK_S_MAX = 10.0  # that a change waits for the lock; changes hold it for milliseconds
 LOCK_PAUSE_S_MIN, LOCK_PAUSE_S_MAX = 0.001, 0.02  # between two tries; random, so that all who wait have one chance
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -85,14 +88,14 @@ def disk_space(folder: Path) -> DiskSpace:
     return DiskSpace(disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize)
 
 
-def check_space(folder: Path, reserved_bytes: int) -> None:
-    """Raise Failure(STORAGE) if the disk of `folder` has fewer than `reserved_bytes` left. Raises OSError."""
-    free_bytes = disk_space(folder).free_bytes
-    if free_bytes < reserved_bytes:
+def check_space(folder: Path) -> None:
+    """Raise Failure(STORAGE) if the disk of `folder` is nearly full. Raises OSError."""
+    size_bytes, free_bytes = disk_space(folder)
+    if size_bytes >= RESERVE_DISK_BYTES_MIN and free_bytes < RESERVE_BYTES:
         raise Failure(
             Code.STORAGE,
-            f"the disk of {folder} has {free_bytes >> 20} MiB left, and uploads leave {reserved_bytes >> 20} MiB free "
-            "(MILLSTREAM_DISK_RESERVE_BYTES): free space or delete versions",
+            f"the disk of {folder} has {free_bytes >> 20} MiB left, and uploads leave {RESERVE_BYTES >> 20} MiB free: "
+            "free space or delete versions",
         )
 
 

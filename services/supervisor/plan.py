@@ -14,7 +14,6 @@ from pydantic import SecretStr
 
 from millstream.client.address import Trust
 from millstream.services.environment import MANAGER_VARIABLES
-from millstream.services.installation import shm_prefix
 from millstream.services.settings import ACCESS_SECRET, ADMIN_KEY, METRICS_KEY, SECRET_FILES, Settings, variables
 from millstream.services.supervisor.pool_specs import PoolSpec, memory_of_pools, parse_pools
 from millstream.services.wire.worker_id import slot_of, worker_name
@@ -64,24 +63,13 @@ class EntryCommands:
     worker: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.workers")
 
 
-def threads_of(settings: Settings, cpus: int) -> int:
-    """Return the threads of a worker whose pool names none: the setting, or an equal share of what the others leave."""
-    pools = parse_pools(settings.pools).values()
-    taken = sum(spec.threads * spec.workers for spec in pools)
-    sharing = sum(spec.workers for spec in pools if not spec.threads)
-    return settings.worker_threads or max(1, (cpus - taken) // max(1, sharing))
-
-
 def threads_of_pools(settings: Settings, cpus: int) -> dict[str, int]:
-    """Return the threads of one worker of each pool."""
-    shared = threads_of(settings, cpus)
-    return {pool: spec.threads or shared for pool, spec in parse_pools(settings.pools).items()}
-
-
-def metrics_dir_of(settings: Settings) -> Path:
-    """Return the folder of all processes' metrics: in memory, since writing to a page under write-back blocks."""
-    memory = settings.shm_dir if settings.shm_dir.is_dir() else settings.home.resolve() / "run"
-    return memory / f"{shm_prefix(settings)}.metrics"
+    """Return the threads of one worker of each pool: as it says, or an equal share of what the others leave."""
+    pools = parse_pools(settings.pools)
+    taken = sum(spec.threads * spec.workers for spec in pools.values())
+    sharing = sum(spec.workers for spec in pools.values() if not spec.threads)
+    shared = max(1, (cpus - taken) // max(1, sharing))
+    return {pool: spec.threads or shared for pool, spec in pools.items()}
 
 
 #: The Redis of the wheel allocates with glibc, which raises its mmap threshold after the first large tensor and then
@@ -110,8 +98,6 @@ def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis
             "http_port": port,
             "grpc_port": grpc_port,
             "redis_url": SecretStr(redis_url),
-            "metrics_dir": metrics_dir_of(settings),
-            "worker_threads": threads_of(settings, cpus),
             "worker_memory": memory_of_pools(settings.pools, settings.worker_memory),
             # On a single core a process that busy-polls would block the process it waits for.
             "busy_poll_us_max": settings.busy_poll_us_max if cpus > 1 else 0,
@@ -147,30 +133,27 @@ def gateways(settings: Settings, fd: int, preload_fd: int, entry: EntryCommands)
     ]
 
 
-def workers(settings: Settings, entry: EntryCommands, host: str = "") -> list[Program]:
-    """Return the worker processes of all pools at the start. `host`: as for `worker`.
-
-    Pools named gpu and tensorrt use that device unless they name one.
-    """
+def workers(settings: Settings, entry: EntryCommands, cpus: int, host: str = "") -> list[Program]:
+    """Return the worker processes of all pools at the start. `host`: as for `worker`."""
     return [
-        worker(settings, entry, pool, index, host)
+        worker(settings, entry, cpus, pool, index, host)
         for pool, spec in parse_pools(settings.pools).items()
         for index in range(spec.initial)
     ]
 
 
-def worker(settings: Settings, entry: EntryCommands, pool: str, index: int, host: str = "") -> Program:
+def worker(settings: Settings, entry: EntryCommands, cpus: int, pool: str, index: int, host: str = "") -> Program:
     """Return one worker process of a pool.
 
     `host`: the name of this host where other hosts may have workers of the pool, else "". The process and its log are
     named without it.
     """
-    spec = parse_pools(settings.pools)[pool]
+    spec, threads = parse_pools(settings.pools)[pool], threads_of_pools(settings, cpus)[pool]
     slot = slot_of(index, host)
     return Program(
         name=worker_name(pool, str(index)),
-        command=(*entry.worker, "--pool", pool, "--index", slot, *_backend(spec)),
-        environment=_common(settings) | _of_pool(spec),
+        command=(*entry.worker, "--pool", pool, "--index", slot, *_options(spec, threads)),
+        environment=_common(settings),
         worker=worker_name(pool, slot),
         shows_life=True,
         pool=pool,
@@ -178,25 +161,10 @@ def worker(settings: Settings, entry: EntryCommands, pool: str, index: int, host
     )
 
 
-def _backend(spec: PoolSpec) -> tuple[str, ...]:
-    return ("--backend", spec.backend) if spec.backend else ()
-
-
-def _of_pool(spec: PoolSpec) -> dict[str, str]:
-    """Return the settings of a pool's workers that differ from those of all workers."""
-    named = {"MILLSTREAM_WORKER_DEVICE": spec.device, "MILLSTREAM_WORKER_THREADS": str(spec.threads or "")}
-    return {name: value for name, value in named.items() if value}
-
-
-def unsized_pools(settings: Settings) -> str:
-    """Return a warning if no controller is to decide about pools with MIN:MAX; "" if there is nothing to warn of."""
-    elastic = [f"{pool}={spec.size}" for pool, spec in parse_pools(settings.pools).items() if spec.elastic]
-    if settings.controller or not elastic or not settings.gateways:
-        return ""
-    return (
-        f"--no-controller: --pool {','.join(elastic)} keeps the workers that it starts with, unless a controller runs "
-        "elsewhere on the same Redis"
-    )
+def _options(spec: PoolSpec, threads: int) -> tuple[str, ...]:
+    """Return the options of a pool's workers on their command line."""
+    backend = ("--backend", spec.backend) if spec.backend else ()
+    return ("--device", spec.device, "--threads", str(threads), *backend)
 
 
 def redis(command: list[str]) -> Program:

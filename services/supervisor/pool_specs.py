@@ -22,16 +22,16 @@ THREADS_MAX = 1024
 OPTION_RATIO = 0.8
 _DEVICE = re.compile(r"(cpu|cuda|tensorrt)(:\d{1,3})?")
 _OTHERS = frozenset({"gateway", "controller"})  # processes whose log files are named likewise
-_DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}  # of pools with these names
+_DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}  # of pools with these names; others are on the CPU
 
 
 class PoolSpec(NamedTuple):
-    """The workers of one pool. Options that are "" or 0 were not given: the settings of all workers apply.
+    """The workers of one pool. Options that are "" or 0 were not given.
 
     Args:
         workers: number of worker processes; the largest, if the controller decides.
-        device: as `MILLSTREAM_WORKER_DEVICE`.
-        threads: of each worker.
+        device: "cpu", "cuda[:N]" or "tensorrt[:N]".
+        threads: of each worker; 0: an equal share of the CPUs.
         memory: of each worker, as a size.
         backend: inference library of its workers.
         device_memory: of the device, for each worker, as a size.
@@ -39,7 +39,7 @@ class PoolSpec(NamedTuple):
     """
 
     workers: int
-    device: str = ""
+    device: str = "cpu"
     threads: int = 0
     memory: str = ""
     backend: str = ""
@@ -89,10 +89,15 @@ def parse_pools(text: str) -> dict[str, PoolSpec]:
             continue
         low, high = _new_pool(part, key, value if equals else "", pools)
         last = key
-        pools[last] = PoolSpec(high, _DEVICES.get(last, ""), workers_min=low if ":" in value else FIXED)
+        pools[last] = PoolSpec(high, device_of(last), workers_min=low if ":" in value else FIXED)
     if not pools:
         raise invalid("--pool: at least one pool is needed, like cpu=1")
     return pools
+
+
+def device_of(pool: str) -> str:
+    """Return the device of a pool that names none."""
+    return _DEVICES.get(pool, "cpu")
 
 
 def worker_counts(text: str) -> dict[str, int]:
@@ -100,20 +105,15 @@ def worker_counts(text: str) -> dict[str, int]:
     return {pool: spec.workers for pool, spec in parse_pools(text).items()}
 
 
-def check_device_memory(pools: str, worker_device: str) -> None:
-    """Raise Failure(INVALID), one line, if a pool's limit of device memory is too small, or its device has none.
-
-    Args:
-        pools: the setting `pools`.
-        worker_device: device of the pools that name none.
-    """
+def check_device_memory(pools: str) -> None:
+    """Raise Failure(INVALID), one line, if a pool's limit of device memory is too small, or its device has none."""
     for name, spec in parse_pools(pools).items():
         if not spec.device_memory:
             continue
         where = f"--pool {name}={spec.size},device_memory={spec.device_memory}"
         if 0 < parse_size(spec.device_memory) < DEVICE_BYTES_MIN:
             raise invalid(f"{where}: too small for one worker, which needs {DEVICE_BYTES_MIN >> 20}MiB")
-        if _device_number(spec.device or worker_device) is None:
+        if _device_number(spec.device) is None:
             hint = f"memory={spec.device_memory} limits its workers"
             raise invalid(f"{where}: the pool runs on the CPU, which has no memory of its own; {hint}")
 
@@ -131,7 +131,7 @@ def device_budget(pools: str, pool: str, device: str, total_bytes: int) -> int:
     if pool in specs and specs[pool].device_memory:
         return parse_size(specs[pool].device_memory)
     number = _device_number(device)
-    sharing = sum(spec.workers for spec in specs.values() if spec.device and _device_number(spec.device) == number)
+    sharing = sum(spec.workers for spec in specs.values() if _device_number(spec.device) == number)
     return int(DEVICE_SHARE * total_bytes) // max(1, sharing)
 
 
@@ -177,7 +177,7 @@ def _with_option(pool: str, spec: PoolSpec, option: str, value: str) -> PoolSpec
     """Return a pool with one more option. Raises Failure(INVALID)."""
     where = f"--pool {pool}={spec.size},{option}={value}"
     given = getattr(spec, option)
-    if given and not (option == "device" and given == _DEVICES.get(pool)):
+    if given and not (option == "device" and given == device_of(pool)):
         raise invalid(f"{where}: {option} is given twice")
     if option == "device" and not _DEVICE.fullmatch(value):
         raise invalid(f"{where}: devices are cpu, cuda[:N] and tensorrt[:N]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import FunctionType
 
+from millstream.services.environment import client_variable
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.installation import FILE
 from millstream.services.plugin.registry import contributions
@@ -22,7 +23,7 @@ def check_start(settings: Settings) -> None:
         check_tls(settings)
     else:
         check_workers_alone(settings)
-    check_device_memory(settings.pools, settings.worker_device)
+    check_device_memory(settings.pools)
     memory = memory_of_pools(settings.pools, settings.worker_memory)
     check_memory(memory, worker_counts(settings.pools), total_bytes())
 
@@ -53,7 +54,7 @@ def check_tls(settings: Settings) -> None:
     if files is None:
         return
     load_identity(files)
-    if files.client_ca is not None and settings.client_cert_file is None:
+    if files.client_ca is not None and client_variable("MILLSTREAM_CLIENT_CERT_FILE") is None:
         raise invalid(
             "MILLSTREAM_TLS_CLIENT_CA_FILE: `millstream up` calls its own gateways, too: set "
             "MILLSTREAM_CLIENT_CERT_FILE and MILLSTREAM_CLIENT_KEY_FILE to a certificate of these authorities"

@@ -22,7 +22,7 @@ from millstream.client.address import Trust
 from millstream.services.crashes.analyzer import CrashAnalyzer
 from millstream.services.crashes.run_marks import runs_dir
 from millstream.services.errors import Code, Failure
-from millstream.services.installation import installation_name, shm_prefix
+from millstream.services.installation import installation_name, metrics_dir, shm_prefix
 from millstream.services.local_token import keep_token
 from millstream.services.process.cancellation import cancel_all
 from millstream.services.process.logs import about
@@ -223,7 +223,7 @@ class Supervisor:
         self._control_path = socket_path(self._run_dir, "control.sock")
         await self._control.open(self._control_path)
         self._lock.announce(None, self._control_path)
-        plan.metrics_dir_of(self._settings).mkdir(mode=0o700)
+        metrics_dir(self._settings).mkdir(mode=0o700)
         port, grpc_port = self._listen()
         host = self._settings.host
         certificate = self._settings.tls_cert_file and self._settings.tls_cert_file.expanduser().absolute()
@@ -231,7 +231,7 @@ class Supervisor:
         running = Running(
             url=listener.url_of(host, port, tls=tls) if self._listener else "",
             local_url=listener.local_url_of(host, port, tls=tls) if self._listener else "",
-            trust=Trust.of(self._settings, pinned=certificate),
+            trust=Trust.of_environment(pinned=certificate),
             grpc=listener.address_of(host, grpc_port, tls=tls) if self._listener and grpc_port >= 0 else None,
             home=self._settings.home,
             redis=await self._start_redis(),
@@ -248,9 +248,6 @@ class Supervisor:
             self._settings, port=port, grpc_port=grpc_port, redis_url=self._address.url, cpus=cpus()
         )
         await self._start_children(settings, running)
-        if warning := plan.unsized_pools(self._settings):
-            log.warning("%s", warning)
-            self._view.show_line(warning)
         # Last: nothing waits for them, and the start needs all cores.
         self._parts = build_parts(self._parts_for_plugins(settings))
         for part in self._parts:
@@ -277,7 +274,7 @@ class Supervisor:
             if self._settings.metrics_port:
                 from millstream.services.supervisor.metrics_port import MetricsPort  # few need it
 
-                self._metrics = MetricsPort(self._settings, plan.metrics_dir_of(self._settings), self._workers_ready)
+                self._metrics = MetricsPort(self._settings, metrics_dir(self._settings), self._workers_ready)
             return port, grpc_port
         self._listener = listener.listen(host, port)
         if self._settings.serves_grpc and not self._settings.grpc_on_http_port:
@@ -290,8 +287,8 @@ class Supervisor:
         assert self._address is not None
         # Whoever shares a Redis may have workers of the same pools.
         host = self._host_name.take(installation_name(settings)) if self._settings.redis_url is not None else ""
-        self._worker_of = lambda pool, index: plan.worker(settings, self._entry, pool, index, host)
-        self._workers = self._start_all(plan.workers(settings, self._entry, host))
+        self._worker_of = lambda pool, index: plan.worker(settings, self._entry, cpus(), pool, index, host)
+        self._workers = self._start_all(plan.workers(settings, self._entry, cpus(), host))
         if self._listener is None:
             await self._view.load_models(running)  # it has none
             await self._until_workers_are_ready(self._address)

@@ -1,6 +1,6 @@
 """Draws where the gateway and a worker spend their processor time under load: a flame graph of each, as SVG.
 
-python -m tests.bench.flame --to docs/flame-after [--root CHECKOUT --package "" --preload=--model --threads=--threads]
+python -m tests.bench.flame --to docs/flame-after [--root CHECKOUT --package "" --preload=--model]
 py-spy ─> stacks, with those of C ─> without waits, and without the interpreter's own frames ─> rectangles
 """
 
@@ -53,7 +53,6 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="checkout that runs, with this Python's packages")
     parser.add_argument("--package", default="millstream.", help="prefix of its packages; empty in early commits")
     parser.add_argument("--preload", default="--preload", help="its option that loads a model")
-    parser.add_argument("--threads", default="--worker-threads", help="its option that limits a worker's threads")
     parser.add_argument("--connections", type=int, default=16)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="millstream-flame-") as name, _server(arguments, Path(name)) as process:
@@ -80,7 +79,7 @@ def main() -> int:
 
 def _server(arguments: argparse.Namespace, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-P", "-m", f"{arguments.package}services.cli", "up", "--home", str(folder / "home")]
-    command += ["--http-port", "0", "--grpc-port", "0", arguments.threads, "1"]
+    command += ["--http-port", "0", "--grpc-port", "0", "--pool", "cpu=1,threads=1"]
     command += [arguments.preload, f"mlp={models.mlp(folder / 'mlp.onnx')}"]
     source = arguments.root / "src"
     paths = [str(source if source.exists() else arguments.root), os.environ.get("PYTHONPATH", "")]

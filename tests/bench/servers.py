@@ -138,6 +138,6 @@ def millstream_up(
     python = sys.executable if root == ROOT else str(root / ".venv" / "bin" / "python")
     home = str(folder / name)
     command = ["-m", "millstream.services.cli", "up", "--home", home, "--http-port", "0", "--grpc-port", "0"]
-    command += ["--gateways", "1", "--pool", f"cpu={workers}", "--worker-threads", "1", "--no-example", *arguments]
+    command += ["--gateways", "1", "--pool", f"cpu={workers},threads=1", "--no-example", *arguments]
     with _running(command, folder / f"{name}.log", python, root, environment) as server:
         yield server

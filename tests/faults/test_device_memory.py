@@ -29,7 +29,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture
 def shop(stack: Stack, request: pytest.FixtureRequest) -> Iterator[Shop]:
     shop = Shop(stack, request.node.name.removeprefix("test_").replace("_", "-")[:30])
-    shop.start(pools=f"{shop.pool}=1,device=cuda:0,device_memory={DEVICE_BYTES >> 20}MiB", worker_device="cuda:0")
+    shop.start(pools=f"{shop.pool}=1,device=cuda:0,device_memory={DEVICE_BYTES >> 20}MiB")
     try:
         yield shop
     finally:

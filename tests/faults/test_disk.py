@@ -21,6 +21,8 @@ import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from millstream.services.errors import Code, Failure
+from millstream.services.repository import disk as disks
+from millstream.services.repository.disk import DiskSpace
 from millstream.services.repository.folder import FolderRepository
 from tests.contract.repositories import manifest, publish
 from tests.kit import models, pickles, v2
@@ -93,21 +95,18 @@ def multiplied(stack: Stack, name: str) -> float:
     return float(y[0, 0])
 
 
-@pytest.mark.needs("tmpfs")
-def test_uploads_are_refused_before_the_disk_is_full(tmp_path: Path) -> None:
-    content = models.scale(tmp_path / "new.onnx", 3.0).read_bytes()
-    settings = {"disk_reserve_bytes": 4 * MIB}
-    with (
-        small_disk(DISK_BYTES) as disk,
-        running_stack(tmp_path, disk=disk, settings=settings, models={"kept": tmp_path / "new.onnx"}) as stack,
-    ):
-        before = settled_tree(stack)
-        disk.fill(left_bytes=3 * MIB)
-        refused(upload(stack, "new", content), 507, "has 3 MiB left, and uploads leave 4 MiB free")
-        assert tree(stack.home / "repository") == before
-        assert stack.metrics().value("millstream_repository_free_bytes") < 4 * MIB
-        disk.empty()
-        assert upload(stack, "new", content).status_code == 201
+def test_uploads_are_refused_before_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [
+        DiskSpace(64 << 30, disks.RESERVE_BYTES - MIB),
+        DiskSpace(64 << 30, disks.RESERVE_BYTES),
+        DiskSpace(1 << 30, 0),
+    ]
+    monkeypatch.setattr(disks, "disk_space", lambda _: sizes.pop(0))
+    with pytest.raises(Failure, match="has 255 MiB left, and uploads leave 256 MiB free") as caught:
+        disks.check_space(tmp_path)
+    assert caught.value.code is Code.STORAGE
+    disks.check_space(tmp_path)
+    disks.check_space(tmp_path)  # a small disk
 
 
 @pytest.mark.needs("tmpfs")

@@ -20,8 +20,10 @@ import httpx2
 import numpy as np
 import pytest
 
+from millstream.services.installation import metrics_dir
 from millstream.services.queue.server import choose_binary
 from millstream.services.queue.url import RedisAddress, client
+from millstream.services.settings import Settings
 from tests.kit import models, v2
 from tests.kit.fleet import SOURCE, Fleet, fleet
 from tests.kit.load import Load, constant_load
@@ -87,7 +89,10 @@ def running(folder: Path, **settings: object) -> Iterator[Hosts]:
     options = ("--port", str(port), "--bind", "127.0.0.1")
     with redis_server(choose_binary(""), folder / "redis", *options):
         address = RedisAddress.parse(f"redis://127.0.0.1:{port}/0")
-        settings = {"REPLY_PORT": 0, "METRICS_DIR": folder / "metrics", "CHECK_S_MAX": 600} | settings
+        (folder / "shm").mkdir()
+        settings = {"REPLY_PORT": 0, "SHM_DIR": folder / "shm", "CHECK_S_MAX": 600} | settings
+        # Without this folder each process has metrics of its own.
+        metrics_dir(Settings(home=folder / "fleet" / "home", shm_dir=folder / "shm")).mkdir()
         with fleet(folder / "fleet", address, SOURCE, **settings) as machines:
             hosts = Hosts(machines, address, folder)
             machines.push(hosts.http, "scale", models.scale(folder / "scale.onnx"))

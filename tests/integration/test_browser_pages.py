@@ -58,12 +58,12 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"use_uvloop": True}
 
 
-@pytest.fixture(scope="module", params=["torchserve", "sagemaker"])
+@pytest.fixture(scope="module", params=[False, True], ids=["torchserve", "sagemaker"])
 async def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Servers]:
     application = Application(
         tmp_path_factory.mktemp("home"),
         admin_key=ADMIN,
-        management_api=request.param,
+        sagemaker_multi_model=request.param,
         vertex_health_route="/vertex/health",
         vertex_predict_route="/vertex/predict",
         allowed_hosts="models.example",

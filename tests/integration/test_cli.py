@@ -36,7 +36,7 @@ def millstream(running: tuple[Millstream, subprocess.Popen[str]]) -> Millstream:
 @pytest.mark.needs("curl")
 def test_up_prints_its_processes_and_a_working_curl_command(tmp_path):
     millstream = Millstream(tmp_path / "home")
-    with millstream.up("--pool", "cpu=1", "--worker-threads", "1", "--gateways", "2") as process:
+    with millstream.up("--pool", "cpu=1,threads=1", "--gateways", "2") as process:
         url, said = until(process, "ready ")
         text = "\n".join(said)
         assert "2 processes" in text

@@ -253,7 +253,7 @@ def test_keys_stay_in_force_while_their_folder_cannot_be_read(stack: Stack, key:
 
 
 def test_keys_are_in_force_without_the_access_secret_and_sagemaker_needs_none(tmp_path: Path) -> None:
-    settings = {"management_api": "sagemaker", "sagemaker_model": "one"}
+    settings = {"sagemaker_multi_model": True, "sagemaker_model": "one"}
     with running_stack(tmp_path, settings=settings) as stack:
         stack.push("one", models.scale(tmp_path / "one.onnx", 2.0, 4))
         (stack.home / "access.key").write_text("short")

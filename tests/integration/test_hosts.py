@@ -67,7 +67,7 @@ class WorkersHost:
     def __init__(self, folder: Path, redis_url: str, **settings: object) -> None:
         self.home = folder / "home"
         self._output = folder / "output"
-        variables = {"HOME": self.home, "GATEWAYS": 0, "POOLS": "far=1", "WORKER_THREADS": 1, "SHM_DIR": folder / "shm"}
+        variables = {"HOME": self.home, "GATEWAYS": 0, "POOLS": "far=1,threads=1", "SHM_DIR": folder / "shm"}
         variables |= {"REDIS_URL": redis_url} | settings
         self.environment = {f"MILLSTREAM_{name}": str(value) for name, value in variables.items() if value is not None}
         self.process = self.start()

@@ -34,7 +34,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
     imports = folder / "imports"
     imports.mkdir()
-    settings = {"import_dir": imports, "management_api": "torchserve"}
+    settings = {"import_dir": imports}
     with running_stack(folder, settings=settings) as running:
         yield running
 

@@ -101,7 +101,7 @@ def test_what_the_command_serves(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     models.scale(folder / "any.onnx")
-    environment = {"MILLSTREAM_HOME": str(tmp_path / "home"), "MILLSTREAM_WORKER_THREADS": "1"}
+    environment = {"MILLSTREAM_HOME": str(tmp_path / "home"), "MILLSTREAM_POOLS": "cpu=1,threads=1"}
     process = subprocess.Popen(
         [
             sys.executable,

@@ -29,7 +29,7 @@ def left_in(home: Path) -> list[str]:
 
 def test_the_check_and_the_worker_leave_no_telemetry(tmp_path: Path) -> None:
     millstream = AtHome(tmp_path / "millstream")
-    with millstream.up("--worker-threads", "1") as process:
+    with millstream.up("--pool", "cpu=1,threads=1") as process:
         until(process, "ready ")
         millstream.ok("push", "mine", DIGITS / "digits.onnx", "--wait")
         assert end(process) == 0

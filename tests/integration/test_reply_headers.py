@@ -32,7 +32,7 @@ INFER = "/v2/models/m/infer"
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("headers")
-    settings = {"request_bytes_max": 1 << 16, "trace_file": folder / "trace.json", "server_timing": True}
+    settings = {"request_bytes_max": 1 << 16, "server_timing": True}
     with running_stack(folder, settings=settings) as stack:
         stack.push("m", models.scale(folder / "m.onnx"))
         yield stack

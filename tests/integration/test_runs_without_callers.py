@@ -25,7 +25,7 @@ TERMINATED = "millstream_runs_terminated_total"
 @pytest.fixture(scope="module", params=[True, False], ids=["direct", "queue"])
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("left")
-    settings = {"queue_direct": request.param, "request_timeout_s_max": 600, "worker_run_s_max": 600}
+    settings = {"queue_direct": request.param, "worker_run_s_max": 600}
     model = models.endless(folder / "slow.onnx", on=ENDLESS)
     with running_stack(folder, settings=settings) as stack:
         stack.push("slow", model, config='{"timeout_ms_default": 500000}')

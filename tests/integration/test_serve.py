@@ -22,7 +22,7 @@ def serve(tmp_path: Path, folder: Path) -> subprocess.Popen[str]:
     port = str(free_port())
     return subprocess.Popen(
         [*SERVE, str(folder), "--name", "m", "--http-port", port, "--grpc-port", "-1"],
-        env=child_environment({"MILLSTREAM_HOME": str(tmp_path / "home"), "MILLSTREAM_WORKER_THREADS": "1"}),
+        env=child_environment({"MILLSTREAM_HOME": str(tmp_path / "home"), "MILLSTREAM_POOLS": "cpu=1,threads=1"}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -39,7 +39,6 @@ def test_a_worker_is_ready_when_it_has_loaded_its_versions(tmp_path: Path) -> No
             "MILLSTREAM_HOME": str(stack.home),
             "MILLSTREAM_REDIS_URL": f"unix://{stack.socket}",
             "MILLSTREAM_METRICS_PORT": str(port),
-            "MILLSTREAM_WORKER_THREADS": "1",
         }
         command = [sys.executable, "-P", "-m", "millstream.workers", "--pool", "cpu", "--index", "alone"]
         worker = subprocess.Popen(command, env=child_environment(environment), stderr=subprocess.DEVNULL)

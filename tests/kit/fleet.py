@@ -89,7 +89,7 @@ class Fleet:
                 [sys.executable, "-P", *launch, *words],
                 env=os.environ
                 | self._environment
-                | {"PYTHONPATH": str(tree or self._tree), "MILLSTREAM_WORKER_THREADS": "1"}
+                | {"PYTHONPATH": str(tree or self._tree)}
                 | ({} if shm_dir is None else {"MILLSTREAM_SHM_DIR": str(shm_dir)}),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,

@@ -32,7 +32,8 @@ from millstream.services.queue.reply_socket import SUFFIX
 from millstream.services.queue.server import socket_path
 from millstream.services.queue.url import RedisAddress, client
 from millstream.services.segments.segment import remove_segments
-from millstream.services.settings import Settings, settings_class, variables
+from millstream.services.settings import Settings, variables
+from millstream.services.supervisor.pool_specs import OPTIONS
 from tests.kit.disk import Disk
 from tests.kit.metrics import Page
 from tests.kit.wait import wait_for_none, wait_until
@@ -66,8 +67,8 @@ class Stack:
         self._installation = settings.get("installation_name")
         self.shm_dir = disk.seen(Path(str(settings.get("shm_dir", "/dev/shm"))))
         self._line_added = threading.Condition()
-        assert settings.keys() <= settings_class().model_fields.keys()
-        environment = {variables()[name]: str(value) for name, value in settings.items()} | {**others}
+        known = variables() | {name: f"MILLSTREAM_{name.upper()}" for name in _CERTIFICATES}
+        environment = {known[name]: str(value) for name, value in settings.items()} | {**others}
         self.process = subprocess.Popen(
             [*disk.prefix, *_UP, "--home", str(home), *arguments],
             env=child_environment(environment),
@@ -86,8 +87,10 @@ class Stack:
             raise
         self.redis: redis.Redis = client(RedisAddress.unix(str(self.socket)))
         self.key = str(settings.get("admin_key") or token_of(self.home))
-        certificates = Settings.model_validate({name: settings[name] for name in _CERTIFICATES if name in settings})
-        self.tls = Trust.of(certificates).context() if self.url.startswith("https://") else None
+        files = (None if (path := settings.get(name)) is None else Path(str(path)) for name in _CERTIFICATES)
+        ca_file, certificate, key = files
+        trust = Trust(ca_file, certificate=certificate, key=key)
+        self.tls = trust.context() if self.url.startswith("https://") else None
         self.headers = {"Authorization": f"Bearer {self.key}"}
         self._thread = threading.local()
         self._clients: list[httpx2.Client] = []
@@ -307,19 +310,18 @@ def running_stack(
         disk: the disk of the home, which uploads may fill; None: in `tmp_path`.
         environment: further variables of its processes.
     """
-    arguments = ["--no-example", "--gateways", str(gateways), "--worker-threads", "1"]
+    arguments = ["--no-example", "--gateways", str(gateways)]
     arguments += [] if controller else ["--no-controller"]
-    for pool in pools.split(","):
-        arguments += ["--pool", pool]
+    for part in pools.split(","):
+        arguments += ["--pool", part]
+        if part.partition("=")[0] not in OPTIONS:
+            arguments += ["--pool", "threads=1"]
     for name, path in (models or {}).items():
         arguments += ["--preload", f"{name}={path}"]
     settings = settings or {}
     for name in settings.keys() & {"http_port", "grpc_port"}:
         arguments += [f"--{name.replace('_', '-')}", str(settings[name])]  # in place of any free ports
-    if disk is None:
-        disk = Disk(tmp_path)
-    else:
-        settings = {"disk_reserve_bytes": 0, **settings}
+    disk = disk or Disk(tmp_path)
     stack = Stack(disk.folder / "home", arguments, settings, disk, environment)
     try:
         for name in models or {}:

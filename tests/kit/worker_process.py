@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from millstream.services.environment import child_environment
 from millstream.services.installation import installation_name
 from millstream.services.settings import Settings
-from millstream.services.supervisor.plan import metrics_dir_of
 from tests.kit.stack import WAIT_S, Stack
 
 
@@ -37,11 +36,9 @@ def running_worker(
         "MILLSTREAM_HOME": str(stack.home),
         "MILLSTREAM_REDIS_URL": f"unix://{stack.socket}",
         "MILLSTREAM_INSTALLATION_NAME": installation_name(own),
-        "MILLSTREAM_METRICS_DIR": str(metrics_dir_of(own)),
-        "MILLSTREAM_WORKER_THREADS": "1",
     } | {f"MILLSTREAM_{name.upper()}": str(value) for name, value in (settings or {}).items()}
     command = [sys.executable, "-P", "-m", "millstream.workers"]
-    command += ["--pool", pool, "--index", str(index), "--backend", backend]
+    command += ["--pool", pool, "--index", str(index), "--backend", backend, "--threads", "1"]
     log = stack.home / "logs" / f"{pool}-{index}.log"
     with log.open("ab") as output:
         process = subprocess.Popen(

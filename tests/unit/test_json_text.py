@@ -224,7 +224,7 @@ def test_long_lists_of_numbers_are_never_parsed_at_once(element: bytes, monkeypa
 def test_text_in_strings_counts_as_bytes_alone() -> None:
     text = orjson.dumps({"x": ["[{,:" * 300_000, 'a\\"' * 100_000]})
     assert parse(text, JsonLimits(4 * MIB, 1000)) == orjson.loads(text)
-    with pytest.raises(Failure, match="MILLSTREAM_JSON_BYTES_MAX"):
+    with pytest.raises(Failure, match="MILLSTREAM_REQUEST_BYTES_MAX"):
         parse(text, JsonLimits(MIB, 1000))
 
 

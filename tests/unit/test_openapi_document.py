@@ -162,7 +162,7 @@ def _secured(document: dict[str, Any]) -> set[str]:
 
 @pytest.mark.anyio
 async def test_keys_are_described_as_they_are_in_force(tmp_path: Path) -> None:
-    async with Application(tmp_path, management_api="sagemaker").client() as client:
+    async with Application(tmp_path, sagemaker_multi_model=True).client() as client:
         document = (await client.get("/openapi.json")).json()
     assert "/admin/v1/models" in _secured(document)
     assert not {path for path in _secured(document) if path.startswith("/models")}

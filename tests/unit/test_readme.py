@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic_core import PydanticUndefined
 
 from millstream.services.cli.app import full_app
+from millstream.services.environment import CLIENT_VARIABLES
 from millstream.services.settings import MIB, SECRET_FILES, settings_class, variables
 from tests.bench import chart
 
@@ -16,6 +17,7 @@ README = (ROOT / "README.md").read_text()
 SETTINGS = (ROOT / "docs/settings.md").read_text()
 COMMANDS = (ROOT / "docs/cli.md").read_text()
 LINES_MAX = 150
+SETTINGS_MAX = 60
 
 
 def shown(value: object) -> str:
@@ -32,12 +34,26 @@ def settings_table() -> str:
     rows = ["| variable | default | what it is |", "|---|---|---|"]
     for name, field in settings_class().model_fields.items():
         assert field.default is not PydanticUndefined
-        rows.append(f"| `{variables()[name]}` | {shown(field.default)} | {field.description} |")
+        if variables()[name].startswith("MILLSTREAM_"):
+            rows.append(f"| `{variables()[name]}` | {shown(field.default)} | {field.description} |")
+    return "\n".join(rows)
+
+
+def platform_table() -> str:
+    rows = ["| variable | what it is |", "|---|---|"]
+    for name, field in settings_class().model_fields.items():
+        if not variables()[name].startswith("MILLSTREAM_"):
+            rows.append(f"| `{variables()[name]}` | {field.description} |")
     return "\n".join(rows)
 
 
 def test_the_settings_table_is_the_settings():
     assert settings_table() in SETTINGS, "the table of docs/settings.md should be:\n" + settings_table()
+    assert platform_table() in SETTINGS, "the table of docs/settings.md should be:\n" + platform_table()
+
+
+def test_there_are_no_more_settings_than_a_person_reads():
+    assert settings_table().count("\n") - 1 <= SETTINGS_MAX
 
 
 def test_every_command_is_in_the_tour():
@@ -64,7 +80,7 @@ def test_every_linked_file_is_there():
 
 def test_every_variable_that_is_written_about_is_a_setting():
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "docker-compose.yml", *ROOT.glob("deploy/**/*")]
-    known = {variables()[name] for name in settings_class().model_fields} | SECRET_FILES
+    known = {variables()[name] for name in settings_class().model_fields} | SECRET_FILES | set(CLIENT_VARIABLES)
     named = {
         (name, path.name)
         for path in texts

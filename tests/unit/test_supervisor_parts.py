@@ -25,15 +25,6 @@ from millstream.services.supervisor.pool_specs import (
 )
 
 
-def test_pools_that_nothing_sizes_are_warned_of():
-    def warning(pools: str, *, controller: bool = False) -> str:
-        return plan.unsized_pools(Settings(pools=pools, controller=controller))
-
-    assert "cpu=1:4,sim=0:2" in warning("cpu=1:4,fixed=2,sim=0:2")
-    assert "fixed" not in warning("cpu=1:4,fixed=2,sim=0:2")
-    assert warning("cpu=2") == warning("cpu=1:4", controller=True) == ""
-
-
 def test_pools():
     assert parse_pools("cpu=2, gpu=1,") == {"cpu": PoolSpec(2), "gpu": PoolSpec(1, "cuda")}
     assert parse_pools("gpu=1,device=cuda:1,threads=4,memory=16GiB,backend=onnxruntime,cpu=2") == {
@@ -93,12 +84,10 @@ def test_memory_is_given_for_a_pool_or_for_all_but_not_twice():
 
 
 def test_workers_share_the_machine_unless_threads_are_set():
-    assert plan.threads_of(Settings(pools="cpu=2,b=1", worker_threads=0), 16) == 5
-    assert plan.threads_of(Settings(pools="cpu=4", worker_threads=0), 2) == 1
-    assert plan.threads_of(Settings(pools="cpu=4", worker_threads=7), 2) == 7
-    pools = Settings(pools="gpu=1,threads=2,cpu=2", worker_threads=0)
-    assert plan.threads_of_pools(pools, 16) == {"gpu": 2, "cpu": 7}
-    assert plan.threads_of_pools(Settings(pools="gpu=2,threads=8,cpu=1", worker_threads=0), 4) == {"gpu": 8, "cpu": 1}
+    assert plan.threads_of_pools(Settings(pools="cpu=2,b=1"), 16) == {"cpu": 5, "b": 5}
+    assert plan.threads_of_pools(Settings(pools="cpu=4"), 2) == {"cpu": 1}
+    assert plan.threads_of_pools(Settings(pools="gpu=1,threads=2,cpu=2"), 16) == {"gpu": 2, "cpu": 7}
+    assert plan.threads_of_pools(Settings(pools="gpu=2,threads=8,cpu=1"), 4) == {"gpu": 8, "cpu": 1}
 
 
 def test_settings_survive_the_environment_of_children(tmp_path, monkeypatch):
@@ -116,7 +105,6 @@ def test_settings_survive_the_environment_of_children(tmp_path, monkeypatch):
     assert Settings() == children
     assert children.http_port == 1234
     assert children.grpc_port == 4321
-    assert children.worker_threads == 2
     assert children.drain_s < settings.drain_s
     assert children.metrics_port == 0
 
@@ -124,22 +112,18 @@ def test_settings_survive_the_environment_of_children(tmp_path, monkeypatch):
 def test_programs(tmp_path):
     settings = Settings(home=tmp_path, gateways=2, pools="cpu=2,gpu=1")
     entry = EntryCommands(("g",), ("w",))
-    gateways, workers = plan.gateways(settings, 7, 8, entry), plan.workers(settings, entry)
+    gateways, workers = plan.gateways(settings, 7, 8, entry), plan.workers(settings, entry, 4)
     assert [p.command for p in gateways] == [("g", "--fd", "7", "--preload-fd", "8", "--index", str(i)) for i in (0, 1)]
     assert all(p.fds == (7, 8) and p.signals_ready and not p.worker for p in gateways)
-    assert [(p.name, p.environment["MILLSTREAM_WORKER_DEVICE"]) for p in workers] == [
-        ("cpu-0", "cpu"),
-        ("cpu-1", "cpu"),
-        ("gpu-0", "cuda"),
-    ]
-    assert workers[2].command == ("w", "--pool", "gpu", "--index", "0")
+    assert [p.name for p in workers] == ["cpu-0", "cpu-1", "gpu-0"]
+    assert workers[0].command == ("w", "--pool", "cpu", "--index", "0", "--device", "cpu", "--threads", "1")
+    assert workers[2].command == ("w", "--pool", "gpu", "--index", "0", "--device", "cuda", "--threads", "1")
     own = "gpu=1,device=cuda:1,threads=3,backend=simulated"
-    [worker] = plan.workers(Settings(home=tmp_path, pools=own, worker_threads=1), entry)
-    assert worker.command == ("w", "--pool", "gpu", "--index", "0", "--backend", "simulated")
-    assert worker.environment["MILLSTREAM_WORKER_DEVICE"] == "cuda:1"
-    assert worker.environment["MILLSTREAM_WORKER_THREADS"] == "3"
+    [worker] = plan.workers(Settings(home=tmp_path, pools=own), entry, 1)
+    words = ("--pool", "gpu", "--index", "0", "--device", "cuda:1", "--threads", "3", "--backend", "simulated")
+    assert worker.command == ("w", *words)
     assert all(p.worker and not p.signals_ready for p in workers)
-    assert "secret" not in repr(plan.workers(Settings(admin_key="secret"), entry))
+    assert "secret" not in repr(plan.workers(Settings(admin_key="secret"), entry, 1))
 
 
 def test_only_segments_with_the_prefix_are_removed(tmp_path):
@@ -248,14 +232,12 @@ def test_workers_on_one_device_share_its_memory(pools: str, pool: str, device: s
 @pytest.mark.parametrize("pools", ["cpu=1,device_memory=8GiB", "gpu=1,device=cpu,device_memory=8GiB"])
 def test_a_device_memory_of_a_cpu_is_wrong_usage(pools: str) -> None:
     with pytest.raises(Failure, match=r"device_memory=8GiB: the pool runs on the CPU, .*; memory=8GiB limits"):
-        check_device_memory(pools, "cpu")
+        check_device_memory(pools)
 
 
-@pytest.mark.parametrize(
-    ("pools", "device"), [("cpu=1,device_memory=8GiB", "cuda:1"), ("cpu=1", "cpu"), ("gpu=1", "cpu")]
-)
-def test_a_device_memory_of_an_accelerator_is_taken(pools: str, device: str) -> None:
-    check_device_memory(pools, device)
+@pytest.mark.parametrize("pools", ["gpu=1,device_memory=8GiB", "cpu=1,device=cuda:1,device_memory=8GiB", "gpu=1"])
+def test_a_device_memory_of_an_accelerator_is_taken(pools: str) -> None:
+    check_device_memory(pools)
 
 
 def test_a_device_memory_that_is_no_size_is_wrong_usage() -> None:

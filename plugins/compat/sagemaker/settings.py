@@ -27,7 +27,7 @@ class SageMakerSettings(BaseModel):
 
 def is_multi_model(settings: object) -> bool:
     """Whether this is a multi-model container, whose /models the plug-in torchserve serves."""
-    return getattr(settings, "management_api", "") == "sagemaker"
+    return bool(getattr(settings, "sagemaker_multi_model", False))
 
 
 def serving(settings: object) -> Serving:

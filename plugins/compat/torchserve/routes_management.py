@@ -1,4 +1,4 @@
-"""/models: TorchServe's management API or SageMaker's multi-model containers, as MILLSTREAM_MANAGEMENT_API says.
+"""/models: TorchServe's management API or SageMaker's multi-model containers, as SAGEMAKER_MULTI_MODEL says.
 
 Both use the functions of the admin API and are protected as it is. A POST with a JSON body is SageMaker's.
 """
@@ -79,7 +79,7 @@ async def torchserve_describe_all_versions(model: str, deps: DepsOf) -> list[dic
     | documented(404),
 )
 async def torchserve_describe_model(model: str, version: str | None, deps: DepsOf) -> Any:
-    if version is None and settings_of(deps.settings, TorchServeSettings).is_container:
+    if version is None and settings_of(deps.settings, TorchServeSettings).sagemaker_multi_model:
         view = deps.catalog.snapshot.models.get(model)
         if view is None:
             raise documents.unknown_model(deps.catalog.snapshot, model)
@@ -227,7 +227,7 @@ def _workers(model: ModelView, view: VersionView) -> dict[str, str]:
 async def _unregister(deps: Deps, name: str, version: str | None) -> dict[str, str]:
     await deps.catalog.refresh()
     snapshot = deps.catalog.snapshot
-    if settings_of(deps.settings, TorchServeSettings).is_container and version is None:
+    if settings_of(deps.settings, TorchServeSettings).sagemaker_multi_model and version is None:
         return await _unload_container(deps, name)
     model, view = documents.find(snapshot, name, version)
     number = view.manifest.version

@@ -15,14 +15,11 @@ from millstream.gateway.parts import GatewayParts
 from millstream.plugins.compat.triton.config.effective_config import effective_config
 from millstream.plugins.compat.triton.loader import RepositoryLoader
 from millstream.plugins.compat.triton.log import SharedLogSettings
-from millstream.plugins.compat.triton.settings import TritonSettings
 from millstream.plugins.compat.triton.shared_memory import ClientMemory
 from millstream.plugins.compat.triton.statistics import MachineStatistics
 from millstream.plugins.compat.triton.trace import SharedTraceSettings
-from millstream.plugins.compat.triton.trace_settings import at_start
 from millstream.plugins.compat.triton.traces import Traces
 from millstream.services.process.cancellation import cancel_all
-from millstream.services.settings import settings_of
 
 
 @dataclass(slots=True)
@@ -58,7 +55,7 @@ class Triton:
 
 def build(parts: GatewayParts) -> Triton:
     """Return Triton's part of a gateway."""
-    settings, own, catalog = parts.settings, settings_of(parts.settings, TritonSettings), parts.catalog
+    settings, catalog = parts.settings, parts.catalog
     run = settings.home / "run"  # the supervisor deletes these documents at its next start
     return Triton(
         catalog,
@@ -75,9 +72,8 @@ def build(parts: GatewayParts) -> Triton:
         SharedTraceSettings(
             SharedDocument(run / "trace-settings.json"),
             part_of(parts.recorded, Traces),
-            own.trace_file or settings.home / "logs" / "trace.json",
+            settings.home / "logs" / "trace.json",
             lambda: catalog.snapshot.models,
-            at_start(own.trace_config),
         ),
         SharedLogSettings(SharedDocument(run / "log-settings.json"), parts.set_verbose),
     )

@@ -35,7 +35,6 @@ class SharedTraceSettings:
         traces: The traces that the lanes of this gateway record.
         file: The file that traces are written to.
         models: Returns the names of all models.
-        start: Settings that hold unless clients changed them, or after they cleared them.
     """
 
     def __init__(
@@ -44,10 +43,8 @@ class SharedTraceSettings:
         traces: Traces,
         file: Path,
         models: Callable[[], Collection[str]],
-        start: TraceValues,
     ) -> None:
         self.document = document
-        self._start = DEFAULTS | dict(start)
         self._traces = traces
         self._file = file
         self._out = TraceFile(file)
@@ -95,7 +92,7 @@ class SharedTraceSettings:
 
     def _in_force(self, content: Mapping[str, Any], model: str | None) -> TraceValues:
         own = {} if model is None else content.get("models", {}).get(model, {})
-        values: TraceValues = self._start | content.get("global", {}) | own
+        values: TraceValues = DEFAULTS | content.get("global", {}) | own
         return values
 
     def apply(self) -> None:
@@ -132,7 +129,7 @@ class SharedTraceSettings:
         def take(content: dict[str, Any]) -> tuple[int, int]:
             own = content.get("models", {}).get(model, {})
             owner = own if "trace_count" in own else content.setdefault("global", {})
-            count = int(owner.get("trace_count", self._start["trace_count"]))
+            count = int(owner.get("trace_count", DEFAULTS["trace_count"]))
             granted = requested if count < 0 else min(requested, count)
             if count >= 0:
                 owner["trace_count"] = str(count - granted)

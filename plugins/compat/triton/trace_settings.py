@@ -1,6 +1,6 @@
-"""Parses trace settings that a client, or the operator at start, may set. Pure.
+"""Parses trace settings that a client may set. Pure.
 
-Source: Triton's trace extension, "Trace Setting"; at start, tritonserver's option --trace-config.
+Source: Triton's trace extension, "Trace Setting".
 """
 
 from __future__ import annotations
@@ -16,31 +16,6 @@ _LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
 _LEAST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
 _NUMBER_MAX = 1 << 62
 _SHOWN_CHARACTERS_MAX = 200
-#: keys of --trace-config -> settings; the reference has log-frequency under "triton,"
-_KEYS = {"level": "trace_level", "rate": "trace_rate", "count": "trace_count", "log-frequency": "log_frequency"}
-
-
-def at_start(text: str) -> TraceValues:
-    """Return the settings in a text like `level=TIMESTAMPS,rate=100,count=-1,log-frequency=0`.
-
-    Every key is optional; `level` may occur several times.
-
-    Raises:
-        Failure: INVALID for an unknown key or value; the message lists the known ones.
-    """
-    values: TraceValues = {}
-    levels: list[str] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or key not in _KEYS:
-            raise invalid(f"trace setting {part[:80]!r}: write KEY=VALUE with one of the keys {', '.join(_KEYS)}")
-        if key == "level":
-            levels.append(value)
-        else:
-            values[_KEYS[key]] = parsed(_KEYS[key], value)
-    if levels:
-        values["trace_level"] = parsed("trace_level", levels)
-    return values
 
 
 def parsed(name: str, value: Any) -> str | list[str]:

@@ -21,7 +21,6 @@ from millstream.plugins.engines.triton.health import ServerHealth
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import BYTES, NUMPY, decode_elements, encode_elements
 from millstream.services.model.signature import Signature
-from millstream.services.settings import read_settings
 from millstream.workers.backends.base import NO_OPTIONS, Array, Options, Stop, Terminated, check_options
 from millstream.workers.backends.engine_parts import CheckedInputs, CpuBackend, check_cpu, check_not_ended, whole_import
 
@@ -62,7 +61,7 @@ def _library() -> tuple[Any, Any, Any]:
     return grpc, service_pb2, service_pb2_grpc
 
 
-def _channel(grpc: Any, url: str, ca_file: Path | None) -> Any:
+def _channel(grpc: Any, url: str) -> Any:
     """Return a channel, with TLS for grpcs://. Raises Failure(MODEL), Failure(UNAVAILABLE) if the CA cannot be read."""
     options = [
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -77,13 +76,8 @@ def _channel(grpc: Any, url: str, ca_file: Path | None) -> Any:
         raise Failure(Code.MODEL, f"triton: the url begins with {scheme[:20]!r}, not with grpc:// or grpcs://")
     if scheme != "grpcs":
         return grpc.insecure_channel(address, options)
-    try:
-        authorities = ca_file.read_bytes() if ca_file is not None else None
-    except OSError as error:
-        raise Failure(
-            Code.UNAVAILABLE, f"triton: MILLSTREAM_TRITON_CA_FILE cannot be read: {error.strerror}: {ca_file}"
-        ) from error
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authorities), options)
+    # Trusts what gRPC brings, or the file that GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names.
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(), options)
 
 
 def _raw(array: Array, datatype: str) -> bytes:
@@ -106,7 +100,6 @@ class TritonInstance:
         signature: Signature,
         stop: Stop | None,
         health: ServerHealth,
-        ca_file: Path | None = None,
     ) -> None:
         self._grpc, self._messages, services = _library()
         self._remote = remote
@@ -120,7 +113,7 @@ class TritonInstance:
         self._refusals = 0  # checks in a row that failed, or had no answer
         self._health = health
         self._limit_s = float("inf")  # of the next run
-        self._channel: Any = _channel(self._grpc, remote.url, ca_file)
+        self._channel: Any = _channel(self._grpc, remote.url)
         self._stub = services.GRPCInferenceServiceStub(self._channel)
         if stop is not None:
             stop.on_request(self._channel.close)
@@ -302,7 +295,7 @@ class Triton(CpuBackend):
 
     def __init__(self, home: Path | None = None) -> None:
         super().__init__(home)
-        self._health: dict[tuple[str, Path | None], ServerHealth] = {}  # by server
+        self._health: dict[str, ServerHealth] = {}  # by server
 
     def prepare(self, device: str) -> None:
         """Import tritonclient. Raises Failure(UNAVAILABLE) if it is not installed."""
@@ -326,13 +319,12 @@ class Triton(CpuBackend):
             why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
             raise Failure(Code.MODEL, f"triton: {path.name}: {why}") from error
         check_not_ended(stop)
-        ca_file = read_settings().triton_ca_file
-        return TritonInstance(remote, signature, stop, self._health_of(remote.url, ca_file), ca_file)
+        return TritonInstance(remote, signature, stop, self._health_of(remote.url))
 
-    def _health_of(self, url: str, ca_file: Path | None) -> ServerHealth:
+    def _health_of(self, url: str) -> ServerHealth:
         def connect() -> tuple[Any, Callable[[], None]]:
             grpc, _, services = _library()
-            channel = _channel(grpc, url, ca_file)
+            channel = _channel(grpc, url)
             return services.GRPCInferenceServiceStub(channel), channel.close
 
-        return self._health.setdefault((url, ca_file), ServerHealth(connect))
+        return self._health.setdefault(url, ServerHealth(connect))

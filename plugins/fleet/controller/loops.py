@@ -11,6 +11,8 @@ from millstream.plugins.fleet.controller.controller import Controller
 from millstream.plugins.fleet.controller.leadership import LEASE_S, Leadership
 from millstream.plugins.fleet.controller.metrics import ControllerMetrics, ScaleMetrics
 from millstream.plugins.fleet.scale_state import ScaleState
+from millstream.plugins.fleet.settings import FleetSettings
+from millstream.services.installation import shared_metrics
 from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.cluster_state import ClusterState
@@ -18,7 +20,7 @@ from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.leader_lock import LeaderLock
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.settings import Settings
+from millstream.services.settings import Settings, settings_of
 from millstream.services.supervisor.pool_specs import WORKERS_MAX, parse_pools
 from millstream.services.wire.worker_id import new_start
 
@@ -36,7 +38,7 @@ class ControllerLoops:
     def __init__(
         self, settings: Settings, address: RedisAddress, keys: InstallationKeys, limits: Mapping[str, ScaleLimits]
     ) -> None:
-        self.registry = MetricsRegistry(settings.metrics_dir, NAME)
+        self.registry = MetricsRegistry(shared_metrics(settings), NAME)
         self._process_metrics = ProcessMetrics(self.registry)
         self._cluster_state = ClusterState(address, keys)
         name = f"{NAME}-{platform.node()}-{new_start()}"
@@ -80,7 +82,8 @@ class ControllerLoops:
 
 def limits_of(settings: Settings, workers_min: int, workers_max: int, *, bounded: bool = True) -> ScaleLimits:
     """Return what autoscaling may do with a pool."""
-    return ScaleLimits(workers_min, workers_max, settings.scale_latency_ms / 1000, settings.scale_down_s, bounded)
+    own = settings_of(settings, FleetSettings)
+    return ScaleLimits(workers_min, workers_max, own.scale_latency_ms / 1000, own.scale_down_s, bounded)
 
 
 def scale_limits(settings: Settings) -> dict[str, ScaleLimits]:

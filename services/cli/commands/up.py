@@ -62,12 +62,6 @@ Pools = Annotated[
         "pool gpu runs on CUDA, the pool tensorrt on TensorRT, unless they name a device.",
     ),
 ]
-WorkerThreads = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Threads of each worker (MILLSTREAM_WORKER_THREADS); default: an equal share of the CPUs."
-    ),
-]
 Memory = Annotated[
     list[str] | None,
     typer.Option(
@@ -137,15 +131,6 @@ Controller = Annotated[
         show_default="on",
     ),
 ]
-TraceConfig = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--trace-config",
-        metavar="KEY=VALUE",
-        help="Initial trace setting, can be repeated: level=TIMESTAMPS, rate=100, count=10, log-frequency=50 "
-        "(MILLSTREAM_TRACE_CONFIG=a=b,c=d). Clients may change it later.",
-    ),
-]
 
 
 def up(
@@ -157,7 +142,6 @@ def up(
     tls_key: TlsKey = None,
     gateways: Gateways = None,
     pool: Pools = None,
-    worker_threads: WorkerThreads = None,
     memory: Memory = None,
     redis: Redis = None,
     preload: Preload = None,
@@ -166,7 +150,6 @@ def up(
     drain_s: DrainS = None,
     controller: Controller = None,
     shm_allow_clients: ShmAllowClients = None,
-    trace_config: TraceConfig = None,
     json_output: Json = False,
 ) -> None:
     """Start Redis, gateways, workers and a controller on this machine.
@@ -185,7 +168,6 @@ def up(
         tls_key_file=tls_key,
         gateways=gateways,
         pools=",".join(pool) if pool else None,
-        worker_threads=worker_threads,
         worker_memory=",".join(memory) if memory else None,
         redis_url=redis,
         preload=",".join(preload) if preload else None,
@@ -193,7 +175,6 @@ def up(
         controller=controller,
         drain_s=drain_s,
         shm_allow_clients=shm_allow_clients,
-        trace_config=",".join(trace_config) if trace_config else None,
     )
     if example is not None:
         models = [part for part in settings.preload.split(",") if part.strip() != "none"]
@@ -251,7 +232,7 @@ def _check(settings: Settings) -> None:
     for unknown in unknown_variables():
         typer.echo(f"warning: {printable(unknown)}", err=True)
     with usage_of():
-        check_device_memory(settings.pools, settings.worker_device)
+        check_device_memory(settings.pools)
         memory_text = memory_of_pools(settings.pools, settings.worker_memory)
         if warning := check_memory(memory_text, worker_counts(settings.pools), total_bytes()):
             typer.echo(f"warning: {printable(warning)}", err=True)

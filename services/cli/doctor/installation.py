@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.services.cli.doctor.machine import Check
 from millstream.services.cli.doctor.redis import CLOCK_S_MAX, clock_check
+from millstream.services.environment import client_variable
 from millstream.services.errors import Failure
 
 if TYPE_CHECKING:
@@ -51,16 +52,17 @@ def installation_checks(settings: Settings) -> list[Check]:
     from millstream.client.client import Client
     from millstream.client.errors import ConnectionFailed
 
-    if not settings.endpoint and url_of_home(settings.home) is None:
+    endpoint = client_variable("MILLSTREAM_ENDPOINT")
+    if not endpoint and url_of_home(settings.home) is None:
         return _frozen(settings)  # it has no gateway, or does not run
     frozen = _frozen(settings)
     try:
         with Client(find_server(None, None), retries=0, timeout=SERVER_S_MAX) as client:
             return [_controller(client.placement()["leader"]), *_clocks(client.workers()), *frozen]
     except ConnectionFailed:
-        if not settings.endpoint:
+        if not endpoint:
             return frozen  # an installation that was killed left its address
-        return [Check("Controller", "warn", f"no server answers at {settings.endpoint}", "start it, or unset it")]
+        return [Check("Controller", "warn", f"no server answers at {endpoint}", "start it, or unset it")]
     except Failure as failure:
         return [*frozen, Check("Controller", "warn", failure.message, "its admin API needs MILLSTREAM_ADMIN_KEY")]
 

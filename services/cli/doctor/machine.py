@@ -105,7 +105,7 @@ def _devices(settings: Settings) -> list[Check]:
     features = ", ".join(cpu.features) or "no vector instructions that are known"
     memory = f"{cpu.memory_bytes / (1 << 30):.1f} GiB"
     checks = [Check("Processor", "ok", f"{cpu.cores:g} cores of {cpu.name}, {memory} of memory; {features}")]
-    names = {spec.device or settings.worker_device for spec in parse_pools(settings.pools).values()}
+    names = {spec.device for spec in parse_pools(settings.pools).values()}
     for name in sorted(names - {"cpu"}):
         gpu = find_device(name)
         detail = f"{name}: {gpu.name}, {gpu.memory_bytes >> 30} GiB, compute capability {gpu.compute_capability}"

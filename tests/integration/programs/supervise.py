@@ -11,7 +11,7 @@ import sys
 from millstream.services.errors import Failure
 from millstream.services.queue.server import socket_path
 from millstream.services.queue.url import RedisAddress, async_client
-from millstream.services.settings import Settings
+from millstream.services.settings import Settings, settings_class
 from millstream.services.supervisor.plan import EntryCommands, Running
 from millstream.services.supervisor.supervisor import Supervisor
 
@@ -50,7 +50,7 @@ class Lines:
 
 
 async def main() -> int:
-    settings = Settings(controller=False)
+    settings = settings_class().model_validate({"controller": False})
     entry = EntryCommands((*CHILD, "gateway"), (*CHILD, "worker"))
     try:
         return await Supervisor(settings, Lines(settings), entry).run()

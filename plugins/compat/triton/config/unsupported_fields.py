@@ -77,7 +77,7 @@ def _libraries(message: Any) -> Iterator[str]:
 
 
 #: `parameters` of Triton's ONNX Runtime backend, and what this server does instead
-_THREADS = "`millstream up --worker-threads` sets the threads of each worker"
+_THREADS = "the option threads of a pool (`--pool cpu=1,threads=4`) sets those of its workers"
 _PARAMETERS = {
     "intra_op_thread_count": _THREADS,
     "inter_op_thread_count": _THREADS,
@@ -113,7 +113,7 @@ def _instances_notes(message: Any, config: ModelConfig) -> Iterator[str]:
             f"{pools_text(config.pools) if config.pools else 'each pool'} load this version."
         )
     if any(group.gpus for group in groups):
-        yield "instance_group: gpus is not used; MILLSTREAM_WORKER_DEVICE sets the device of a pool's workers."
+        yield "instance_group: gpus is not used; the option device of a pool sets the device of its workers."
     if any(group.kind == 3 for group in groups):
         yield "instance_group: KIND_MODEL is served by all pools that can run the model."
     for field in ("rate_limiter", "profile", "host_policy", "secondary_devices"):

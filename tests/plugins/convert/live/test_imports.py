@@ -247,7 +247,7 @@ def test_a_newer_scikit_learn_is_named(repository: FolderRepository, monkeypatch
 
 def test_limits_of_an_import_have_settings(repository: FolderRepository, monkeypatch: pytest.MonkeyPatch) -> None:
     content = pickles.dumped(iris())
-    assert "MILLSTREAM_IMPORT_S_MAX" in refused(repository, content, settings=Settings(import_s_max=0.01))
+    assert "MILLSTREAM_CHECK_S_MAX" in refused(repository, content, settings=Settings(check_s_max=0.002))
     monkeypatch.setattr(Settings, "import_memory_bytes_max", 256 << 20)
     message = refused(repository, content)
     assert "256 MiB" in message or "MILLSTREAM_CHECK_MEMORY_BYTES_MAX" in message

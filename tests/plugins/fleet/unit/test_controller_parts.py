@@ -22,13 +22,14 @@ from millstream.plugins.fleet.controller.leadership import LEASE_S, MARGIN_S, Le
 from millstream.plugins.fleet.controller.loops import scale_limits
 from millstream.plugins.fleet.controller.survey import REMEMBERED_MAX, USED_S, Survey
 from millstream.plugins.fleet.planned import Unmeasured
+from millstream.plugins.fleet.supervisor import unsized_pools
 from millstream.services.model.manifest import Endpoint, EndpointPlacement, Manifest
 from millstream.services.placement.usage import NO_USAGE
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.footprints import Measured, file_bytes
 from millstream.services.repository.stored_models import StoredModel
 from millstream.services.repository.verdicts import NO_VERDICT
-from millstream.services.settings import Settings
+from millstream.services.settings import Settings, settings_class
 from millstream.services.wire.records import InstanceRecord, RefusalRecord, State, WorkerRecord
 from tests.contract.repositories import manifest
 from tests.kit.catalog import worker
@@ -59,9 +60,9 @@ def test_a_lease_is_sure_until_its_margin_and_from_when_it_was_asked_for():
 
 
 def test_only_pools_that_an_operator_named_have_limits():
-    assert scale_limits(Settings()) == {}
-    assert scale_limits(Settings(pools="")) == {}  # an unset variable of compose
-    named = scale_limits(Settings(pools="cpu=1:4,gpu=2"))
+    assert scale_limits(settings_class()()) == {}
+    assert scale_limits(settings_class()(pools="")) == {}  # an unset variable of compose
+    named = scale_limits(settings_class()(pools="cpu=1:4,gpu=2"))
     assert {pool: (one.workers_min, one.workers_max, one.bounded) for pool, one in named.items()} == {
         "cpu": (1, 4, True),
         "gpu": (2, 2, True),
@@ -242,3 +243,10 @@ def test_rates_are_means_over_all_instances_and_end_with_the_calls():
     for second in range(2000):
         [version] = survey.take([reloaded], models, 1603.0 + second).versions
     assert (version.calls_per_s, version.run_s) == (0.0, 0.0)
+
+
+def test_pools_that_nothing_sizes_are_warned_of():
+    warning = unsized_pools(Settings(pools="cpu=1:4,fixed=2,sim=0:2"))
+    assert "cpu=1:4,sim=0:2" in warning
+    assert "fixed" not in warning
+    assert unsized_pools(Settings(pools="cpu=2")) == ""

@@ -34,7 +34,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         path = imports / name / "model"
         path.mkdir(parents=True)
         models.heavy(path / "model.onnx", size_bytes)
-    settings = {"management_api": "sagemaker", "import_dir": imports, "worker_memory": MEMORY}
+    settings = {"sagemaker_multi_model": True, "import_dir": imports, "worker_memory": MEMORY}
     with running_stack(folder, settings=settings) as started:
         yield started
 

@@ -181,7 +181,7 @@ def test_a_container_of_several_models(tmp_path: Path) -> None:
     model = imports / "a1b2" / "model"
     model.mkdir(parents=True)
     models.scale(model / "model.onnx", 2.0)
-    with running_stack(tmp_path, settings={"management_api": "sagemaker", "import_dir": imports}) as stack:
+    with running_stack(tmp_path, settings={"sagemaker_multi_model": True, "import_dir": imports}) as stack:
         load = {"model_name": "a1b2", "url": str(model)}
         assert stack.http.post("/models", json=load).status_code == 200
         assert stack.http.post("/models", json=load).status_code == 409

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -43,9 +41,7 @@ LOGS = {
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     home = tmp_path_factory.mktemp("trace")
-    with running_stack(
-        home, gateways=2, settings={"trace_file": home / "traces" / "t.json", "open_control": True}
-    ) as stack:
+    with running_stack(home, gateways=2, settings={"open_control": True}) as stack:
         stack.push("m", models.add_sub(home / "m.onnx"))
         stack.push("n", models.add_sub(home / "m.onnx"))
         yield stack
@@ -249,33 +245,3 @@ def test_levels_and_format_of_the_log_change_in_every_gateway(stack: Stack, tmp_
         assert client.get_log_settings()["log_info"] is False
     finally:
         client.close()
-
-
-def test_settings_of_the_start_are_in_force_from_the_first_request_on(tmp_path: Path) -> None:
-    file = tmp_path / "t.json"
-    with running_stack(
-        tmp_path, settings={"trace_file": file, "trace_config": "level=TIMESTAMPS,rate=1", "open_control": True}
-    ) as stack:
-        stack.push("m", models.add_sub(tmp_path / "m.onnx"))
-        shown = stack.http.get("/v2/trace/setting").json()
-        assert (shown["trace_level"], shown["trace_rate"]) == (["TIMESTAMPS"], "1")
-        inputs = [{"name": n, "shape": [1, 4], "datatype": "FP32", "data": [1.0] * 4} for n in ("a", "b")]
-        assert stack.http.post("/v2/models/m/infer", json={"inputs": inputs}).status_code == 200
-        wait_until(file.exists)
-    assert any("REQUEST_START" in json.dumps(entry) for entry in json.loads(file.read_text()))
-
-
-def test_a_start_setting_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "millstream.services.cli",
-        "up",
-        "--home",
-        str(tmp_path),
-        "--trace-config",
-        "level=LOUD",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    assert "--trace-config: unknown trace level 'LOUD'; known: OFF, TIMESTAMPS, TENSORS" in done.stderr

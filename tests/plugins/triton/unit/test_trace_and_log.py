@@ -22,7 +22,6 @@ from millstream.plugins.compat.triton import trace_file
 from millstream.plugins.compat.triton.log import SharedLogSettings
 from millstream.plugins.compat.triton.trace import SharedTraceSettings
 from millstream.plugins.compat.triton.trace_file import TraceFile
-from millstream.plugins.compat.triton.trace_settings import at_start
 from millstream.plugins.compat.triton.traces import (
     ELEMENTS_BYTES_MAX,
     ELEMENTS_MAX,
@@ -301,7 +300,7 @@ async def test_traces_that_wait_for_others_are_written_before_they_are_too_many(
     monkeypatch.setattr(millstream.plugins.compat.triton.trace, "KEPT_MAX", 10)
     traces, path = Traces(), tmp_path / "t.json"
     models = [f"m{number}" for number in range(6)]
-    settings = SharedTraceSettings(SharedDocument(tmp_path / "s.json"), traces, path, lambda: models, {})
+    settings = SharedTraceSettings(SharedDocument(tmp_path / "s.json"), traces, path, lambda: models)
     for number, model in enumerate(models):
         terms = {"trace_level": "TIMESTAMPS", "trace_rate": 1, "log_frequency": 1000 + number}
         settings.update(model, terms)
@@ -322,7 +321,7 @@ def test_a_count_is_that_of_all_gateways_together(tmp_path: Path) -> None:
     def gateway() -> tuple[SharedTraceSettings, Traces]:
         traces = Traces()
         return SharedTraceSettings(
-            SharedDocument(tmp_path / "s.json"), traces, tmp_path / "t", lambda: ["m", "n"], {}
+            SharedDocument(tmp_path / "s.json"), traces, tmp_path / "t", lambda: ["m", "n"]
         ), traces
 
     (mine, here), (other, there) = gateway(), gateway()
@@ -338,27 +337,6 @@ def test_a_count_is_that_of_all_gateways_together(tmp_path: Path) -> None:
     assert there.sampler("m") is None
     other.update("m", {"trace_level": None})
     assert not there.on
-
-
-def test_settings_from_the_start_hold_until_they_are_changed_and_again_when_they_are_cleared(tmp_path: Path) -> None:
-    traces = Traces()
-    start = at_start("level=TIMESTAMPS, level=TENSORS,rate=1,count=2,log-frequency=0")
-    settings = SharedTraceSettings(SharedDocument(tmp_path / "s.json"), traces, tmp_path / "t", lambda: ["m"], start)
-    assert settings.get(None)["trace_level"] == ["TIMESTAMPS", "TENSORS"]
-    manifest = publish(FolderRepository(tmp_path), "m", 1)
-    for _ in range(3):
-        traces.record(manifest, requests(1), {}, header(1), 0.0, 1.0)
-    assert len(traces.kept) == 2, "the count of the start counts"
-    assert settings.update(None, {"trace_level": "OFF"})["trace_level"] == ["OFF"]
-    assert traces.on is False
-    assert settings.update(None, {"trace_level": None, "trace_count": None})["trace_count"] == "2"
-    assert settings.get(None)["trace_level"] == ["TIMESTAMPS", "TENSORS"]
-
-
-@pytest.mark.parametrize("text", ["level", "level=LOUD", "rate=0", "rate=x", "speed=1", "level=OFF,level=TENSORS"])
-def test_a_start_setting_that_is_none_is_refused_with_what_there_is(text: str) -> None:
-    with pytest.raises(Failure):
-        at_start(text)
 
 
 def test_a_lane_traces_only_while_something_is_traced(tmp_path: Path) -> None:

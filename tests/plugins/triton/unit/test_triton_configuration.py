@@ -149,7 +149,7 @@ def test_ignored_fields_become_notes():
         "KIND_MODEL",
         "rate_limiter",
         "profile",
-        "--worker-threads",
+        "threads",
     ):
         assert any(word in note for note in notes), word
     for word in ("session.use", "response_cache", "tensorrt", "optimization.graph", "model_metrics"):

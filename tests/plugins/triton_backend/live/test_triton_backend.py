@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.plugins.engines.triton import worker as triton
 from millstream.plugins.engines.triton.health import ServerHealth
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import ModelConfig
@@ -178,14 +177,14 @@ def test_a_run_has_a_deadline_and_can_be_terminated(server: Stack, tmp_path: Pat
     instance.close()
 
 
-CA = {"triton_ca_file": CERTIFICATES / "ca.pem"}
+CA = {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(CERTIFICATES / "ca.pem")}
 
 
 def test_a_server_with_tls_is_told_how_long_callers_wait(server: Stack, tmp_path: Path) -> None:
     with (
         tls_proxy(server.grpc) as proxy,
         running_stack(tmp_path / "front") as stack,
-        running_worker(stack, "remote", "triton", settings=CA),
+        running_worker(stack, "remote", "triton", environment=CA),
     ):
         model = {"url": f"grpcs://{proxy.address}", "model": "same"}
         publish_content(
@@ -210,24 +209,12 @@ def test_a_server_with_tls_is_told_how_long_callers_wait(server: Stack, tmp_path
         wait_until(is_told, what="a run without a readiness probe")
 
 
-def test_a_server_whose_certificate_is_not_trusted_is_unavailable(
-    server: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_whose_certificate_is_not_trusted_is_unavailable(server: Stack, tmp_path: Path) -> None:
     with tls_proxy(server.grpc) as proxy:
         path = remote_model(tmp_path, f"grpcs://{proxy.address}", "same")
         with pytest.raises(Failure, match=proxy.address) as caught:
             get_backend("triton").load(path, same(), "cpu", 1)
         assert caught.value.code is Code.UNAVAILABLE
-        missing = Settings(triton_ca_file=tmp_path / "missing.pem")
-        monkeypatch.setattr(triton, "read_settings", lambda: missing)
-        with pytest.raises(Failure, match=r"MILLSTREAM_TRITON_CA_FILE cannot be read: No such file") as caught:
-            get_backend("triton").load(path, same(), "cpu", 1)
-        assert caught.value.code is Code.UNAVAILABLE
-        trusted = Settings(triton_ca_file=CERTIFICATES / "ca.pem")
-        monkeypatch.setattr(triton, "read_settings", lambda: trusted)
-        instance = get_backend("triton").load(path, same(), "cpu", 1)
-        assert instance.run({"x": ROW})[0].tolist() == ROW.tolist()
-        instance.close()
     with pytest.raises(Failure, match=r"the url begins with 'https', not with grpc:// or grpcs://"):
         get_backend("triton").load(remote_model(tmp_path, "https://host:1", "same"), same(), "cpu", 1)
 

@@ -39,7 +39,7 @@ def test_the_container_starts_as_vertex_starts_it(tmp_path: Path) -> None:
     port = free_port()  # Vertex AI names the port
     environment = {
         "MILLSTREAM_HOME": str(tmp_path / "home"),
-        "MILLSTREAM_WORKER_THREADS": "1",
+        "MILLSTREAM_POOLS": "cpu=1,threads=1",
         "AIP_MODE": "PREDICTION",
         "AIP_HTTP_PORT": str(port),
         "AIP_HEALTH_ROUTE": HEALTH,
