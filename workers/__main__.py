@@ -77,7 +77,7 @@ from millstream.workers.models.record_parts import BeatSignal
 from millstream.workers.models.usage_log import UsageLog
 from millstream.workers.models.wanted import WantedVersions
 from millstream.workers.orders import OrderThread
-from millstream.workers.parts import Progress, WorkerPart, WorkerParts
+from millstream.workers.parts import WorkerPart, WorkerParts
 from millstream.workers.reconciler import Reconciler
 from millstream.workers.residency.loader import Limits
 from millstream.workers.residency.residency import Residency
@@ -357,14 +357,10 @@ class WorkerProcess:
             environment=self._environment,
             models=self._models,
             metrics=self.metrics,
-            progress=self._progress,
+            loop=self._state,
             run_dir=run_dir,
         )
         return tuple(build(parts) for build in contributions("worker", FunctionType))
-
-    def _progress(self) -> Progress:
-        waiting = self._state.waiting  # first: a run that begins between the two looks is counted
-        return Progress(self._state.runs, waiting)
 
     def _load_environment(self) -> LoadEnvironment:
         settings, backend = self._settings, self._identity.backend

@@ -5,28 +5,16 @@ contributions("worker", WorkerPart's builder) ─> build(WorkerParts) ─> Worke
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.records import DeviceRecord
+from millstream.workers.batches.watchdog import LoopState
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.load_version import LoadEnvironment
 from millstream.workers.models.loaded_models import LoadedModels
-
-
-class Progress(NamedTuple):
-    """How far the main loop is.
-
-    Args:
-        runs: that it began.
-        waiting: whether it waits for work.
-    """
-
-    runs: int
-    waiting: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +26,7 @@ class WorkerParts:
         name: of the worker, also after a restart.
         host: equal for processes of one machine.
         packages: inference libraries and compilers -> versions.
-        progress: how far the main loop is.
+        loop: how far the main loop is.
         run_dir: for files that outlive the process.
     """
 
@@ -52,7 +40,7 @@ class WorkerParts:
     environment: LoadEnvironment
     models: LoadedModels
     metrics: WorkerMetrics
-    progress: Callable[[], Progress]
+    loop: LoopState
     run_dir: Path
 
 

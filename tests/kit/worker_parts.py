@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.records import DeviceRecord
+from millstream.workers.batches.watchdog import LoopState
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.load_version import LoadEnvironment
 from millstream.workers.models.loaded_models import LoadedModels
-from millstream.workers.parts import Progress, WorkerParts
+from millstream.workers.parts import WorkerParts
 
 
 def parts(
@@ -20,9 +20,12 @@ def parts(
     at: LoadEnvironment,
     models: LoadedModels | None = None,
     registry: MetricsRegistry | None = None,
-    progress: Callable[[], Progress] = lambda: Progress(0, waiting=True),
+    loop: LoopState | None = None,
 ) -> WorkerParts:
-    """Return the parts of a worker cpu-0 whose main loop waits for work."""
+    """Return the parts of a worker cpu-0; its main loop waits for work unless `loop` says otherwise."""
+    if loop is None:
+        loop = LoopState()
+        loop.waiting = True
     return WorkerParts(
         id="cpu-0:1",
         name="cpu-0",
@@ -34,6 +37,6 @@ def parts(
         environment=at,
         models=models or LoadedModels(),
         metrics=WorkerMetrics(registry or MetricsRegistry(None, "worker"), "cpu", "cpu-0", "cpu"),
-        progress=progress,
+        loop=loop,
         run_dir=folder,
     )

@@ -265,11 +265,11 @@ class Forms:
 
     def _wait_for_main_loop(self) -> None:
         """Wait until no run that began before this call is in progress, or the worker stops."""
-        began = self._worker.progress()
+        loop = self._worker.loop
+        runs = loop.runs
         while not self._stopping.is_set():
-            now = self._worker.progress()
             # A run that is counted once may have looked up its instance before; the second one did not.
-            if now.waiting or now.runs >= began.runs + 2:
+            if loop.waiting or loop.runs >= runs + 2:
                 return
             self._stopping.wait(POLL_S)
 

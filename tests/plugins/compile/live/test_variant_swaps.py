@@ -25,10 +25,10 @@ from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Stop
+from millstream.workers.batches.watchdog import LoopState
 from millstream.workers.models.load_version import LoadEnvironment, load
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.models.memory_budget import MemoryBudget
-from millstream.workers.parts import Progress
 from tests.contract.backend_cases import signature
 from tests.kit import models as kit
 from tests.kit.versions import publish_content
@@ -49,13 +49,14 @@ class Worker:
         self.at = LoadEnvironment(get_backend("onnxruntime", folder), "onnxruntime", "cpu", 1, self.budget)
         self.models = LoadedModels()
         self.registry = MetricsRegistry(None, "worker")
-        self.progress = Progress(0, True)
+        self.loop = LoopState()
+        self.loop.waiting = True
         self.jobs, self.selections = Jobs(self.repository), Selections(self.repository)
         self.forms = self.new_forms()
 
     def new_forms(self) -> Forms:
         """Return what a process of the worker follows selections with."""
-        of = parts(self.folder, self.repository, self.at, self.models, self.registry, lambda: self.progress)
+        of = parts(self.folder, self.repository, self.at, self.models, self.registry, self.loop)
         return Forms(of, HERE)
 
     def load(self, manifest: Manifest) -> None:
@@ -304,14 +305,14 @@ def test_a_busy_main_loop_is_waited_for_before_anything_is_closed(worker: Worker
     worker.follow()
     table = worker.table(manifest)
     undone(worker, manifest, one)
-    worker.progress = Progress(7, False)
+    worker.loop.runs, worker.loop.waiting = 7, False
     thread = threading.Thread(target=worker.follow)
     thread.start()
     while worker.model(manifest).variant:
         pass
-    worker.progress = Progress(8, False)  # it may have looked up the table before the swap
+    worker.loop.runs = 8  # it may have looked up the table before the swap
     assert len(table.run(INPUTS)) == 1, "it is not closed"
-    worker.progress = Progress(9, False)
+    worker.loop.runs = 9
     thread.join(120)
     assert not thread.is_alive()
 
