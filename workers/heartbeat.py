@@ -7,6 +7,7 @@ received all lanes.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -157,23 +158,15 @@ class Heartbeat:
     def _run(self) -> None:
         backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX, alive_s_reset=BACKOFF_S_MAX)
         while not self._stopping:
+            began = time.monotonic()
             try:
-                consumer = self._connect()
+                with contextlib.closing(self._connect()) as consumer:
+                    self._beat(consumer)
             except Failure as failure:
                 self._on_redis(False)
                 log.warning("%s; trying again", failure.message)
-                self._signal.wait(backoff.after_death())
-                continue
-            began = time.monotonic()
-            try:
-                self._beat(consumer)
-            except Failure as failure:
-                self._on_redis(False)
-                log.warning("%s", failure.message)
             except Exception:
                 log.exception("a heartbeat failed")
-            finally:
-                consumer.close()
             # Also after a connection succeeded: Redis may be out of memory, still loading, …
             if not self._stopping:
                 self._signal.wait(backoff.after_death(time.monotonic() - began))

@@ -6,6 +6,7 @@ An order that was taken when the connection broke is carried out over the next c
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -55,21 +56,14 @@ class OrderThread:
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                consumer = self._connect()
+                with contextlib.closing(self._connect()) as consumer:
+                    while not self._stopping.is_set():
+                        self._step(consumer)
             except Failure as failure:
                 log.debug("%s; trying again", failure.message)  # the heartbeat says so, too
-                self._stopping.wait(backoff.after_death())
-                continue
-            try:
-                while not self._stopping.is_set():
-                    self._step(consumer)
-            except Failure as failure:
-                log.warning("%s; connecting again", failure.message)
             except Exception:
                 log.exception("an order could not be carried out")
                 self._current = None
-            finally:
-                consumer.close()
             if not self._stopping.is_set():
                 self._stopping.wait(backoff.after_death(time.monotonic() - began))
 

@@ -6,6 +6,7 @@ blocks on its inbox. The batch that wakes it was the only one, so the worker doe
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -96,30 +97,23 @@ class Worker:
         """Serve until `stop`, through lost connections to Redis."""
         backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX, alive_s_reset=BACKOFF_S_MAX)
         while not self._stopping.is_set():
-            try:
-                consumer = self._connect()
-            except Failure as failure:
-                log.warning("%s; trying again", failure.message)
-                self._stopping.wait(backoff.after_death())
-                continue
             began = time.monotonic()
             try:
-                if self._client_id:
-                    log.info("connected to Redis again")
-                    consumer.kill_connection(self._client_id)
-                self._client_id = consumer.client_id
-                # Entries that were leased to this worker, but were lost with its last connection.
-                known = [*self._leased, *(finished.lease for finished in (*self._done, *self._replies.unsettled()))]
-                self._leased += consumer.recover(known)
-                self._loop(consumer)
-                self._drain(consumer)
+                with contextlib.closing(self._connect()) as consumer:
+                    if self._client_id:
+                        log.info("connected to Redis again")
+                        consumer.kill_connection(self._client_id)
+                    self._client_id = consumer.client_id
+                    # Entries that were leased to this worker, but were lost with its last connection.
+                    known = [*self._leased, *(finished.lease for finished in (*self._done, *self._replies.unsettled()))]
+                    self._leased += consumer.recover(known)
+                    self._loop(consumer)
+                    self._drain(consumer)
             except Failure as failure:
                 self._direct.detach(self._leased)
                 log.warning("%s; connecting again", failure.message)
                 # Also after a connection succeeded: Redis may be out of memory, still loading, …
                 self._stopping.wait(backoff.after_death(time.monotonic() - began))
-            finally:
-                consumer.close()
 
     def _loop(self, consumer: Consumer) -> None:
         leased = self._leased
