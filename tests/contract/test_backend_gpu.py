@@ -18,9 +18,10 @@ from millstream.services.environment import child_environment
 from millstream.services.errors import Code, Failure
 from millstream.services.repository.folder import FolderRepository
 from millstream.workers.backends import onnxruntime as backend_module
-from millstream.workers.backends.device_buffers import SHAPES_MAX, DeviceBuffers
 from millstream.workers.backends.gpu import (
+    SHAPES_MAX,
     TENSORRT_LIBRARIES,
+    DeviceBuffers,
     Gpu,
     GraphTrial,
     describe_gpu,

@@ -19,7 +19,7 @@ from millstream.services.queue.keys import InstallationKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import WorkerRecord
-from millstream.workers.residency.failed_loads import FAILED_OFTEN_RETRY_S, FAILED_RETRY_S
+from millstream.workers.residency.version_loads import FAILED_OFTEN_RETRY_S, FAILED_RETRY_S
 from tests.kit import v2
 from tests.kit.load import constant_load
 from tests.kit.stack import Stack, running_stack

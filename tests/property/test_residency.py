@@ -27,10 +27,10 @@ from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.models.memory_budget import MemoryBudget
 from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency import evictions
-from millstream.workers.residency.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX, FailedLoads
 from millstream.workers.residency.loader import LoadRequest
 from millstream.workers.residency.residency import Residency
 from millstream.workers.residency.unloads import EvictionReason, Unloads
+from millstream.workers.residency.version_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX, FailedLoads
 from tests.contract.repositories import manifest
 from tests.kit.state_machines import machine_settings
 

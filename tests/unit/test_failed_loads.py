@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.workers.residency.failed_loads import (
+from millstream.workers.residency.version_loads import (
     FAILED_OFTEN_RETRY_S,
     FAILED_RETRY_S,
     FAILURES_MAX,

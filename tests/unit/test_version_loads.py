@@ -20,9 +20,15 @@ from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.models.memory_budget import MemoryBudget
 from millstream.workers.models.record_parts import BeatSignal
 from millstream.workers.residency import version_loads
-from millstream.workers.residency.failed_loads import FAILED_OFTEN_RETRY_S, FAILED_RETRY_S, FAILURES_MAX, FailedLoads
 from millstream.workers.residency.loader import Limits, LoadPolicy, LoadRequest
-from millstream.workers.residency.version_loads import LoadGuard, VersionLoads
+from millstream.workers.residency.version_loads import (
+    FAILED_OFTEN_RETRY_S,
+    FAILED_RETRY_S,
+    FAILURES_MAX,
+    FailedLoads,
+    LoadGuard,
+    VersionLoads,
+)
 from tests.kit.versions import publish_simulated
 from tests.kit.wait import wait_until
 

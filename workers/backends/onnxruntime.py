@@ -34,10 +34,10 @@ from millstream.workers.backends.base import (
     Value,
     check_options,
 )
-from millstream.workers.backends.device_buffers import DeviceBuffers
 from millstream.workers.backends.engine_parts import whole_import
 from millstream.workers.backends.gpu import (
     CPU,
+    DeviceBuffers,
     EngineReport,
     GraphTrial,
     describe_gpu,

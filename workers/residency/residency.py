@@ -29,14 +29,13 @@ from millstream.workers.models.loaded_models import BatchingVerdicts, LoadedMode
 from millstream.workers.models.record_parts import Refusals
 from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.evictions import Evictions
-from millstream.workers.residency.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX
 from millstream.workers.residency.loader import LoadPolicy, LoadRequest
 from millstream.workers.residency.owner_quotas import OwnerQuotas
 from millstream.workers.residency.room_making import FitChecks, RoomMaking, is_doubtful
 from millstream.workers.residency.self_view import SelfView, is_held
 from millstream.workers.residency.turns import Turns
 from millstream.workers.residency.unloads import Unloads
-from millstream.workers.residency.version_loads import VersionLoads
+from millstream.workers.residency.version_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX, VersionLoads
 
 log = logging.getLogger("millstream.residency")
 
