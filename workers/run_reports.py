@@ -99,7 +99,7 @@ def _report(consumer: Consumer, guarded: Guarded) -> None:
     others = consumer.running(lane, seconds, long_life_ms(taken_s), taken_s, busy=taken_s >= BUSY_S, yields=yields)
     guarded.others_wait, guarded.blocks = others.calls, others.behind
     if guarded.others_wait:
-        guarded.waited_s += now - guarded.reported_at
+        guarded.waited_s += now - (guarded.reported_at or guarded.began)
     guarded.reported_at = now
     _blame(consumer, guarded)
     if guarded.error is not None or guarded.over:

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from millstream.services.crashes.run_marks import RunMark
 from millstream.services.errors import Code
@@ -38,6 +39,7 @@ FIRST_S_MIN = 5.0
 UNMEASURED_S = 10.0  # a run of a size that was never measured is suspicious after this time
 
 
+@dataclass(slots=True, eq=False)
 class Guarded:
     """A run in progress. Times are monotonic.
 
@@ -45,47 +47,29 @@ class Guarded:
     watchdog's thread.
     """
 
-    __slots__ = (
-        "alone",
-        "began",
-        "blocks",
-        "bound_s",
-        "detached",
-        "end_told",
-        "error",
-        "gave_back",
-        "group",
-        "has_history",
-        "model",
-        "others_wait",
-        "over",
-        "reported_at",
-        "reported_s",
-        "suspicious_s",
-        "terminated_at",
-        "until",
-        "until_limit",
-        "usual_s",
-        "waited_s",
-    )
-
-    def __init__(self, group: Sequence[Lease], model: LoadedModel) -> None:
-        self.group = group
-        self.model = model
-        self.began = time.monotonic()
-        self.error: tuple[str, str] | None = None  # of its requests, once its termination was requested: Code or AGAIN
-        self.usual_s = 0.0  # what runs of its size usually take, or took at the warm-up; 0: not known
-        self.gave_back = False  # the batches that waited behind it were given to other workers
-        self.over = False  # the main loop is no longer inside it
-        self.until = 0.0  # when to terminate it; 0: not computed yet
-        self.detached = False  # what came directly and waited behind it was returned to its gateway
-        # Written by the reports of long runs (run_time.py).
-        self.others_wait = False  # a call of another version waits for a worker, at the last report
-        self.blocks = False  # batches of other versions wait behind it, at the last report
-        self.waited_s = 0.0  # for which others waited during this run
-        self.reported_at = self.began
-        self.reported_s = 0.0  # run time beyond what was expected that was reported
-        self.end_told = False  # that it is to end was reported
+    group: Sequence[Lease]
+    model: LoadedModel
+    began: float
+    error: tuple[str, str] | None = None  # of its requests, once its termination was requested: Code or AGAIN
+    usual_s: float = 0.0  # what runs of its size usually take, or took at the warm-up; 0: not known
+    gave_back: bool = False  # the batches that waited behind it were given to other workers
+    over: bool = False  # the main loop is no longer inside it
+    until: float = 0.0  # when to terminate it; 0: not computed yet
+    detached: bool = False  # what came directly and waited behind it was returned to its gateway
+    # Written by the reports of long runs (run_reports.py).
+    others_wait: bool = False  # a call of another version waits for a worker, at the last report
+    blocks: bool = False  # batches of other versions wait behind it, at the last report
+    waited_s: float = 0.0  # for which others waited during this run
+    reported_at: float = 0.0  # 0: not yet
+    reported_s: float = 0.0  # run time beyond what was expected that was reported
+    end_told: bool = False  # that it is to end was reported
+    # Written by `compute_limits`.
+    alone: bool = field(init=False)  # it has one request
+    has_history: bool = field(init=False)  # enough runs of its size are known
+    suspicious_s: float = field(init=False)
+    bound_s: float = field(init=False)  # seconds after which it is ended while others wait
+    until_limit: float = field(init=False)
+    terminated_at: float = field(init=False)
 
     @property
     def direct(self) -> bool:
@@ -191,7 +175,7 @@ class LoopState:
         """Have the run of `group` watched that begins now, until `disarm`."""
         if self._mark is not None:
             self._mark.begin(group[0].lane, [lease.header.name for lease in group])
-        self.current = guarded = Guarded(group, model)
+        self.current = guarded = Guarded(group, model, time.monotonic())
         return guarded
 
     def disarm(self) -> None:
