@@ -11,7 +11,7 @@ from math import inf
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from millstream.gateway.access.principal import CALLER
@@ -41,10 +41,15 @@ NAME_RULE = "a key's name has 1 to 64 letters (A-Z, a-z), digits, '.', '_' and '
 EXPIRY_S_MAX = 100 * 365 * 24 * 3600.0
 
 
-class NewKey(BaseModel):
-    """A key to create."""
+class _KeyFields(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    limits: Limits = Field(Limits(), description="Over all gateways.")
+    priority_max: int | None = Field(
+        None, ge=1, le=PRIORITY_MAX, description="Highest priority of its requests (1 is the highest)."
+    )
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+class NewKey(_KeyFields):
+    """A key to create."""
 
     name: str = Field(pattern=NAME_PATTERN, description="Unique among the live keys; metrics and logs show it.")
     scopes: list[str] = Field(
@@ -52,10 +57,6 @@ class NewKey(BaseModel):
         max_length=SCOPES_MAX,
         description="`infer:<glob>`, `models:read:<glob>`, `models:write:<glob>` of model names (`models:read`, "
         "`models:write`: all), `metrics`, `shared-memory` or `admin`.",
-    )
-    limits: Limits = Field(Limits(), description="Over all gateways.")
-    priority_max: int | None = Field(
-        None, ge=1, le=PRIORITY_MAX, description="Highest priority of its requests (1 is the highest)."
     )
     expires_in_s: float | None = Field(None, gt=0, le=EXPIRY_S_MAX, description="Unset: it does not expire.")
 
@@ -68,16 +69,10 @@ class NewKey(BaseModel):
         return name
 
 
-class KeyChanges(BaseModel):
+class KeyChanges(_KeyFields):
     """What changes of a key. Fields that are left out keep their values, also within `limits`; null: none."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
     scopes: list[str] = Field([], min_length=1, max_length=SCOPES_MAX, description="In place of those before.")
-    limits: Limits = Field(Limits(), description="Over all gateways.")
-    priority_max: int | None = Field(
-        None, ge=1, le=PRIORITY_MAX, description="Highest priority of its requests (1 is the highest)."
-    )
     expires_in_s: float | None = Field(
         None, gt=0, le=EXPIRY_S_MAX, description="From now on; null: it does not expire."
     )
@@ -104,7 +99,7 @@ class Rotation(KeyChanges):
     )
 
 
-class SecretState(BaseModel):
+class SecretState(BaseModel, from_attributes=True):
     """A secret of a key, without the secret."""
 
     created_at: float
@@ -157,20 +152,6 @@ class AuditEntries(BaseModel):
     entries: list[dict[str, Any]]
 
 
-def key_of(document: KeyDocument, taken: Mapping[str, int], now: float) -> dict[str, Any]:
-    """Return the fields of Key. `taken`: by name of the key, what its models take."""
-    return {
-        **document.model_dump(include=set(Key.model_fields) - {"state", "memory_taken_bytes", "secrets"}),
-        "state": document.ended(now) or "live",
-        "memory_taken_bytes": taken.get(document.name, 0),
-        "secrets": [
-            {"created_at": stored.created_at, "expires_at": stored.expires_at}
-            for stored in document.secrets
-            if stored.expires_at is None or stored.expires_at > now
-        ],
-    }
-
-
 router = APIRouter(prefix="/admin/v1")
 
 AUDIT_ENTRIES_MAX = 1000
@@ -210,7 +191,7 @@ async def create_key(request: Request, deps: DepsOf) -> KeyWithSecret:
 async def list_keys(deps: DepsOf) -> Keys:
     stored, now = await asyncio.to_thread(deps.keys.stored.read), _now()
     taken = memory_taken(deps.catalog.snapshot)
-    keys = [Key.model_validate(key_of(document, taken, now)) for document in stored.documents]
+    keys = [Key.model_validate(_fields(document, taken, now)) for document in stored.documents]
     return Keys(keys=keys, damaged=list(stored.damaged))
 
 
@@ -328,18 +309,23 @@ async def _new_secret(deps: Deps, key_id: str, now: float) -> tuple[str, StoredS
 
 
 def _shown(deps: Deps, document: KeyDocument, now: float) -> Key:
-    return Key.model_validate(key_of(document, memory_taken(deps.catalog.snapshot), now))
+    return Key.model_validate(_fields(document, memory_taken(deps.catalog.snapshot), now))
 
 
 def _shown_once(deps: Deps, document: KeyDocument, secret: str, now: float) -> KeyWithSecret:
-    return KeyWithSecret.model_validate(
-        {
-            **key_of(document, memory_taken(deps.catalog.snapshot), now),
-            "key": format_key(document.id, secret),
-            "aws_access_key_id": f"{PREFIX}{document.id}",
-            "aws_secret_access_key": secret,
-        }
-    )
+    new = {
+        "key": format_key(document.id, secret),
+        "aws_access_key_id": f"{PREFIX}{document.id}",
+        "aws_secret_access_key": secret,
+    }
+    return KeyWithSecret.model_validate(_fields(document, memory_taken(deps.catalog.snapshot), now) | new)
+
+
+def _fields(document: KeyDocument, taken: Mapping[str, int], now: float) -> dict[str, Any]:
+    """Return the fields of Key. `taken`: by name of the key, what its models take."""
+    held = [one for one in document.secrets if one.expires_at is None or one.expires_at > now]
+    state, taken_bytes = document.ended(now) or "live", taken.get(document.name, 0)
+    return dict(document) | {"state": state, "memory_taken_bytes": taken_bytes, "secrets": held}
 
 
 def _now() -> float:

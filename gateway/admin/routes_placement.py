@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
@@ -24,6 +25,7 @@ from millstream.gateway.tensors.json_text import parse_json
 from millstream.services.access.scopes import Need
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import EndpointPlacement
+from millstream.services.placement.views import Footprint
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.threads import in_storage_thread
 from millstream.services.queue.cluster_state import Leader
@@ -46,24 +48,25 @@ async def get_placement(
     page_token: Annotated[str | None, Query(description="The `next_page_token` of the last page.")] = None,
 ) -> schemas.Placement:
     snapshot = visible(deps.catalog.snapshot, Need.READ)
-    shown = schemas.page_of(snapshot, model, limit, page_token)
-    loads = await asyncio.to_thread(schemas.loads_shown, snapshot, shown, deps.footprint)
-    facts = await _facts(deps, schemas.lanes_shown(snapshot, shown))
-    return schemas.placement(snapshot, replace(facts, loads=loads), model=model, limit=limit, page_token=page_token)
+    names, next_page_token = schemas.page_of(snapshot, model, limit, page_token)
+    loads = await asyncio.to_thread(schemas.loads_shown, snapshot, names, deps.footprint)
+    facts = schemas.ClusterFacts(time.time(), loads)  # noqa: TID251 - without Redis, ages by this machine's clock
+    with suppress(Failure):
+        facts = await _facts(deps, schemas.lanes_shown(snapshot, names), loads)
+    return schemas.placement(snapshot, facts, names, next_page_token)
 
 
-async def _facts(deps: Deps, lanes: Any) -> schemas.ClusterFacts:
-    """Return what Redis knows; without Redis, ages by this machine's clock and no leader."""
+async def _facts(
+    deps: Deps, lanes: Mapping[str, list[str]], loads: Mapping[str, tuple[str, Footprint]]
+) -> schemas.ClusterFacts:
+    """Return what Redis knows. Raises Failure."""
     state = deps.cluster_state
-    try:
-        now, leader = await state.now(), await state.leader()
-        busy: set[tuple[str, str]] = set()
-        for pool, names in lanes.items():
-            counts = await state.stream_entries(pool, names)
-            busy |= {(pool, name) for name, count in zip(names, counts, strict=True) if count}
-    except Failure:
-        return schemas.ClusterFacts(time.time())  # noqa: TID251 - for people
-    return schemas.ClusterFacts(now, leader, busy)
+    now, leader = await state.now(), await state.leader()
+    busy: set[tuple[str, str]] = set()
+    for pool, names in lanes.items():
+        counts = await state.stream_entries(pool, names)
+        busy |= {(pool, name) for name, count in zip(names, counts, strict=True) if count}
+    return schemas.ClusterFacts(now, loads, leader, busy)
 
 
 @router.get("/models/{name}/settings", summary="Where and how often a model is loaded", responses=documented(400, 404))
@@ -107,8 +110,6 @@ async def _settings(deps: Deps, name: str, generation: int, settings: EndpointPl
     leader: Leader | None = None
     with suppress(Failure):
         leader = await deps.cluster_state.leader()
-    workers: dict[str, int] = {}
-    for worker in deps.catalog.snapshot.workers:
-        workers[worker.pool] = workers.get(worker.pool, 0) + 1
+    workers = Counter(worker.pool for worker in deps.catalog.snapshot.workers)
     warnings = endpoint_changes.warnings(settings, workers, leads=leader is not None)
     return schemas.EndpointSettings(model=name, generation=generation, settings=settings, warnings=warnings)

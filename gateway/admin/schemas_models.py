@@ -14,7 +14,6 @@ from typing_extensions import TypedDict
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView, versions_text
 from millstream.services.errors import Subject, not_found
 from millstream.services.model.manifest import ImportRecord, Manifest
-from millstream.services.model.signature import TensorSpec
 from millstream.services.model.usage import Usage, usage_of
 from millstream.services.repository.variants import Report
 from millstream.services.repository.verdicts import why_unmerged
@@ -28,17 +27,13 @@ class UploadForm(TypedDict):
     config: NotRequired[Annotated[str, Field(description="Settings of the version, as JSON.")]]
 
 
-class Tensor(BaseModel):
+class Tensor(BaseModel, from_attributes=True):
     """A named input or output. -1 in `shape` is a variable dimension; if the version batches, dimension 0 is rows."""
 
     name: str
     datatype: str
     shape: list[int]
     on_request: bool = Field(False, description="Of an output: it is answered only to requests that name it.")
-
-    @classmethod
-    def of(cls, spec: TensorSpec) -> Self:
-        return cls(name=spec.name, datatype=spec.datatype, shape=list(spec.shape), on_request=spec.on_request)
 
 
 class VersionInstance(BaseModel):
@@ -53,15 +48,9 @@ class VersionInstance(BaseModel):
 
     @classmethod
     def of(cls, replica: Replica) -> Self:
-        instance = replica.instance
-        return cls(
-            worker=replica.worker.id,
-            state=instance.state,
-            reason=instance.reason,
-            profile=dict(instance.profile),
-            size_bytes=instance.resident_bytes,
-            variant=instance.variant or None,
-        )
+        one = replica.instance
+        fields = {"worker": replica.worker.id, "size_bytes": one.resident_bytes, "variant": one.variant or None}
+        return cls.model_validate(dict(one) | fields)
 
 
 class Variant(BaseModel):
@@ -78,16 +67,9 @@ class Variant(BaseModel):
 
     @classmethod
     def of(cls, name: str, report: Report) -> Self:
-        return cls(
-            name=name,
-            target=report.target,
-            runtime=report.runtime,
-            device=report.device,
-            flags=report.flags,
-            seconds=report.seconds,
-            size_bytes=sum(file.size_bytes for file in report.files),
-            refused=report.refused or None,
-        )
+        size_bytes = sum(file.size_bytes for file in report.files)
+        fields = {"name": name, "size_bytes": size_bytes, "refused": report.refused or None}
+        return cls.model_validate(dict(report) | fields)
 
 
 class RaceSummary(BaseModel):
@@ -179,8 +161,8 @@ class Version(BaseModel):
             batching_decided="off" if off else manifest.batching.decided,
             batching_reason=off or manifest.batching.reason or None,
             rows_max=manifest.config.rows_max,
-            inputs=[Tensor.of(spec) for spec in manifest.signature.inputs],
-            outputs=[Tensor.of(spec) for spec in manifest.answered.outputs],
+            inputs=[Tensor.model_validate(spec) for spec in manifest.signature.inputs],
+            outputs=[Tensor.model_validate(spec) for spec in manifest.answered.outputs],
             load_failures=[
                 LoadFailure(kind=kind or "every", reason=known.failed, failed_at=known.failed_at)
                 for kind, known in view.verdict.failures.items()

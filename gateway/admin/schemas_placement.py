@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from pydantic import BaseModel, Field
 
-from millstream.gateway.admin.standby_reasons import WantedInstances, why_missing
+from millstream.gateway.admin.standby_reasons import why_missing
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.manifest import EndpointPlacement, Manifest
 from millstream.services.model.names import check_name
 from millstream.services.placement.views import Footprint
 from millstream.services.queue.cluster_state import Leader
-from millstream.services.wire.records import InstanceRecord, RefusalRecord, State, WorkerRecord
+from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 LIMIT_MAX = 1000  # models of one page
 #: states of a version that no worker has ready, and that one may load
@@ -27,19 +27,12 @@ _TO_LOAD = frozenset({State.STANDBY, State.PENDING, State.LOADING, State.WARMING
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """What only Redis knows.
+    """What only Redis, and the profiles of earlier loads, know."""
 
-    Args:
-        now: seconds on the Redis clock.
-        leader: the controller that leads; None: none does.
-        busy: (pool, content id) of lanes with batches that wait or run.
-        loads: what loads of versions that are not ready take, by content id: the pool, and bytes and seconds there.
-    """
-
-    now: float
-    leader: Leader | None = None
-    busy: Collection[tuple[str, str]] = field(default_factory=frozenset)
-    loads: Mapping[str, tuple[str, Footprint]] = field(default_factory=dict)
+    now: float  # on the Redis clock
+    loads: Mapping[str, tuple[str, Footprint]]  # what loads of versions that are not ready take: `loads_shown`
+    leader: Leader | None = None  # the controller that leads
+    busy: Collection[tuple[str, str]] = field(default_factory=frozenset)  # lanes with batches: (pool, content id)
 
 
 class ControllerInfo(BaseModel):
@@ -60,18 +53,28 @@ class LoadRefusal(BaseModel):
     retry_after_s: float = Field(description="Seconds after which another try is worth it.")
 
 
-class InstancePlacement(BaseModel):
+class _Memory(BaseModel):
+    """What an instance takes."""
+
+    size_bytes: int = Field(
+        validation_alias="resident_bytes",
+        description="Memory that it keeps, as measured; 0 also while it is not loaded (`load_s`).",
+    )
+    peak_bytes: int = Field(description="Further memory while it loads, warms up or runs its largest batch.")
+    device_size_bytes: int = Field(
+        validation_alias="device_resident_bytes", description="Memory of the accelerator that it keeps; 0 on a CPU."
+    )
+    device_peak_bytes: int = Field(description="Further memory of the accelerator, likewise.")
+    load_s: float = Field(description="Seconds that its load takes; 0: unknown, or it is not loaded yet.")
+
+
+class InstancePlacement(_Memory):
     """A version in a worker."""
 
     model: str
     version: int
     state: State
     reason: str | None = Field(None, description="Why it failed.")
-    size_bytes: int = Field(description="Measured memory that it keeps; 0 also while it is not loaded (`load_s`).")
-    peak_bytes: int = Field(description="Further memory while it loads, warms up or runs its largest batch.")
-    device_size_bytes: int = Field(description="Measured memory of the accelerator that it keeps; 0 on a CPU.")
-    device_peak_bytes: int = Field(description="Further memory of the accelerator, likewise.")
-    load_s: float = Field(description="Seconds that its load took; 0: it is not loaded yet.")
     loaded_age_s: float | None = Field(description="Seconds since it became ready.")
     last_used_age_s: float | None = Field(description="Seconds since its last request; null: it had none.")
     in_use: bool = Field(description="Whether batches of the version wait or run in this pool.")
@@ -100,15 +103,10 @@ class WorkerPlacement(BaseModel):
     instances: list[InstancePlacement]
 
 
-class LoadPrediction(BaseModel):
+class LoadPrediction(_Memory):
     """What the load of a version takes in the first of its pools that has a worker."""
 
     pool: str
-    size_bytes: int = Field(description="Memory that it keeps.")
-    peak_bytes: int = Field(description="Further memory while it loads, warms up or runs its largest batch.")
-    device_size_bytes: int = Field(description="Memory of the accelerator that it keeps; 0 on a CPU.")
-    device_peak_bytes: int = Field(description="Further memory of the accelerator, likewise.")
-    load_s: float = Field(description="Seconds of the load; 0: unknown.")
     measured: bool = Field(
         description="true: an earlier load took this; false: predicted from the size of its files and from what other "
         "versions took."
@@ -163,13 +161,9 @@ class EndpointSettings(BaseModel):
     warnings: list[str] = Field([], description="What keeps the settings from having an effect now.")
 
 
-def placement(
-    snapshot: Snapshot, facts: ClusterFacts, *, model: str | None, limit: int, page_token: str | None
-) -> Placement:
-    """Return a page of the placement. `model`: only this one. Raises Failure: NOT_FOUND, INVALID (no such page)."""
-    names = _after(snapshot, model, page_token)
-    shown = names[:limit]
-    views = {name: snapshot.models[name] for name in shown}
+def placement(snapshot: Snapshot, facts: ClusterFacts, names: Sequence[str], next_page_token: str | None) -> Placement:
+    """Return a page of the placement: the models that `page_of` names."""
+    views = {name: snapshot.models[name] for name in names}
     pinned = {
         view.manifest.content_id
         for one in views.values()
@@ -190,7 +184,7 @@ def placement(
             for view in one.versions.values()
             if view.loaded
         ],
-        next_page_token=shown[-1] if len(names) > limit else None,
+        next_page_token=next_page_token,
     )
 
 
@@ -223,25 +217,21 @@ def loads_shown(
     return found
 
 
-def page_of(snapshot: Snapshot, model: str | None, limit: int, page_token: str | None) -> list[str]:
-    """Return the names of the models of a page. Raises Failure: NOT_FOUND, INVALID."""
-    return _after(snapshot, model, page_token)[:limit]
-
-
-def _after(snapshot: Snapshot, model: str | None, page_token: str | None) -> list[str]:
-    """Return the names of the models from this page on.
+def page_of(snapshot: Snapshot, model: str | None, limit: int, page_token: str | None) -> tuple[list[str], str | None]:
+    """Return the names of the models of a page, and the token of the next one. Raises Failure: NOT_FOUND, INVALID.
 
     The token is the last name of the page before: models that are registered or deleted meanwhile neither repeat nor
     hide others.
     """
     names = [snapshot.model(model).name] if model is not None else sorted(snapshot.models)
-    if not page_token:
-        return names
-    try:
-        check_name(page_token)
-    except Failure:
-        raise invalid("'page_token' is the 'next_page_token' of the last page") from None
-    return names[bisect_right(names, page_token) :]
+    if page_token:
+        try:
+            check_name(page_token)
+        except Failure:
+            raise invalid("'page_token' is the 'next_page_token' of the last page") from None
+        names = names[bisect_right(names, page_token) :]
+    shown = names[:limit]
+    return shown, shown[-1] if len(names) > limit else None
 
 
 def _refusals(workers: Sequence[WorkerRecord], now: float) -> dict[str, list[LoadRefusal]]:
@@ -250,58 +240,43 @@ def _refusals(workers: Sequence[WorkerRecord], now: float) -> dict[str, list[Loa
     for worker in workers:
         for one in worker.refusals:
             if one.until > now:
-                found.setdefault(one.content_id, []).append(_refusal(worker, one, now))
+                wait_s = round(one.until - now, 1)
+                refusal = LoadRefusal(worker=worker.id, kind=one.kind, reason=one.reason, retry_after_s=wait_s)
+                found.setdefault(one.content_id, []).append(refusal)
     return found
-
-
-def _refusal(worker: WorkerRecord, one: RefusalRecord, now: float) -> LoadRefusal:
-    return LoadRefusal(worker=worker.id, kind=one.kind, reason=one.reason, retry_after_s=round(one.until - now, 1))
 
 
 def _worker(
     worker: WorkerRecord, shown: Mapping[str, ModelView], pinned: Collection[str], facts: ClusterFacts
 ) -> WorkerPlacement:
-    return WorkerPlacement(
-        id=worker.id,
-        pool=worker.pool,
-        device=worker.device,
-        draining=worker.draining,
-        budget_bytes=worker.budget_bytes or None,
-        used_bytes=worker.used_bytes,
-        free_bytes=max(0, worker.budget_bytes - worker.used_bytes) if worker.budget_bytes else None,
-        room_bytes=worker.room_bytes if worker.budget_bytes else None,
-        device_budget_bytes=worker.device_budget_bytes or None,
-        device_used_bytes=worker.device_used_bytes,
-        device_free_bytes=max(0, worker.device_budget_bytes - worker.device_used_bytes)
-        if worker.device_budget_bytes
-        else None,
-        device_room_bytes=worker.device_room_bytes if worker.device_budget_bytes else None,
-        instances_total=sum(1 for one in worker.instances if one.state is not State.FAILED),
-        instances=[
-            _instance(one, worker.pool, pinned, facts)
-            for one in sorted(worker.instances, key=lambda one: (one.model, one.version))
-            if one.model in shown
-        ],
+    instances = [
+        _instance(one, worker.pool, pinned, facts)
+        for one in sorted(worker.instances, key=lambda one: (one.model, one.version))
+        if one.model in shown
+    ]
+    total = sum(1 for one in worker.instances if one.state is not State.FAILED)
+    memory = _room("", worker.budget_bytes, worker.used_bytes, worker.room_bytes) | _room(
+        "device_", worker.device_budget_bytes, worker.device_used_bytes, worker.device_room_bytes
     )
+    fields = dict(worker) | memory | {"instances": instances, "instances_total": total}
+    return WorkerPlacement.model_validate(fields)
+
+
+def _room(kind: str, budget: int, used: int, room: int) -> dict[str, int | None]:
+    """Return the fields about one kind of memory, null where there is no limit."""
+    free = max(0, budget - used)
+    found = {"budget_bytes": budget, "free_bytes": free, "room_bytes": room}
+    return {f"{kind}{name}": size_bytes if budget else None for name, size_bytes in found.items()}
 
 
 def _instance(one: InstanceRecord, pool: str, pinned: Collection[str], facts: ClusterFacts) -> InstancePlacement:
-    return InstancePlacement(
-        model=one.model,
-        version=one.version,
-        state=one.state,
-        reason=one.reason,
-        size_bytes=one.resident_bytes,
-        peak_bytes=one.peak_bytes,
-        device_size_bytes=one.device_resident_bytes,
-        device_peak_bytes=one.device_peak_bytes,
-        load_s=one.load_s,
-        loaded_age_s=_age_s(one.loaded_at, facts.now),
-        last_used_age_s=_age_s(one.last_used, facts.now),
-        in_use=(pool, one.content_id) in facts.busy,
-        pinned=one.content_id in pinned,
-        why=one.why,
-    )
+    at = {
+        "loaded_age_s": _age_s(one.loaded_at, facts.now),
+        "last_used_age_s": _age_s(one.last_used, facts.now),
+        "in_use": (pool, one.content_id) in facts.busy,
+        "pinned": one.content_id in pinned,
+    }
+    return InstancePlacement.model_validate(dict(one) | at)
 
 
 def _age_s(instant: float, now: float) -> float | None:
@@ -317,11 +292,13 @@ def _version(
     facts: ClusterFacts,
 ) -> VersionPlacement:
     manifest = view.manifest
-    load = facts.loads.get(manifest.content_id)
+    pool, footprint = facts.loads.get(manifest.content_id, ("", None))
     wanted = model.placement.instances_min if manifest.version == model.active else 0
     refused = [one.reason for one in refusals]
-    footprint = None if load is None else load[1]
-    missing = why_missing(WantedInstances(view, wanted, workers, refused, footprint, facts.leader is not None))
+    missing = why_missing(view, wanted, workers, refused, footprint, leads=facts.leader is not None)
+    load = None
+    if footprint is not None:
+        load = LoadPrediction.model_validate(asdict(footprint) | {"pool": pool, "load_s": round(footprint.load_s, 3)})
     return VersionPlacement(
         model=manifest.model,
         version=manifest.version,
@@ -337,19 +314,7 @@ def _version(
             if at.instance.state is State.FAILED
         ],
         standby=view.state is State.STANDBY,
-        load=None if load is None else _prediction(*load),
+        load=load,
         refusals=refusals,
         missing=missing,
-    )
-
-
-def _prediction(pool: str, footprint: Footprint) -> LoadPrediction:
-    return LoadPrediction(
-        pool=pool,
-        size_bytes=footprint.resident_bytes,
-        peak_bytes=footprint.peak_bytes,
-        device_size_bytes=footprint.device_resident_bytes,
-        device_peak_bytes=footprint.device_peak_bytes,
-        load_s=round(footprint.load_s, 3),
-        measured=footprint.measured,
     )

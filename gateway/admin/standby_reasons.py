@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from millstream.gateway.admin.schemas_models import Version
 from millstream.gateway.catalog.quotas import FootprintOf, Quotas
@@ -25,8 +24,16 @@ from millstream.services.wire.records import State, WorkerRecord
 _READY_SOON = frozenset({State.LOADING, State.WARMING, State.READY})
 
 
-class WantedInstances(NamedTuple):
-    """The active version of an endpoint, and what is known about its instances.
+def why_missing(
+    view: VersionView,
+    wanted: int,
+    workers: Sequence[WorkerRecord],
+    refused: Sequence[str],
+    load: Footprint | None,
+    *,
+    leads: bool,
+) -> str | None:
+    """Return what keeps instances of an endpoint's active version from being ready; None if as many as wanted are.
 
     Args:
         view: the version.
@@ -36,44 +43,32 @@ class WantedInstances(NamedTuple):
         load: what a load takes; None: unknown.
         leads: whether a controller leads.
     """
-
-    view: VersionView
-    wanted: int
-    workers: Sequence[WorkerRecord]
-    refused: Sequence[str]
-    load: Footprint | None
-    leads: bool
-
-
-def why_missing(at: WantedInstances) -> str | None:
-    """Return what keeps instances from being ready; None if as many as wanted are."""
-    ready = sum(replica.instance.state is State.READY for replica in at.view.replicas)
-    return None if ready >= at.wanted else f"{ready} of {at.wanted} instances are ready: {_why(at)}"
-
-
-def _why(at: WantedInstances) -> str:
-    instances, pools = [replica.instance for replica in at.view.replicas], at.view.pools
-    able = [worker for worker in at.workers if worker.pool in pools and not worker.draining]
+    instances, pools = [replica.instance for replica in view.replicas], view.pools
+    ready = sum(one.state is State.READY for one in instances)
+    if ready >= wanted:
+        return None
+    able = [worker for worker in workers if worker.pool in pools and not worker.draining]
     failed = [one.reason for one in instances if one.state is State.FAILED and one.reason]
-    have = f"its pools {' and '.join(pools)} have"
-    if not able:
-        return f"{have} no worker"
-    if not at.leads:
-        return "no controller leads, and calls load one only"
-    if sum(one.state in _READY_SOON for one in instances) >= at.wanted:
-        return "the others are being loaded"
-    if failed:
-        return f"a load failed: {failed[0]}"
-    if len(able) < at.wanted:
-        return f"{have} {len(able)} worker{'s' if len(able) > 1 else ''}"
-    if at.refused:
-        return at.refused[0]
     rooms = [worker.room_bytes for worker in able if worker.budget_bytes]
-    if at.load is not None and len(rooms) == len(able) and at.load.load_bytes > max(rooms):
-        kind = "takes" if at.load.measured else "is predicted to take"
-        load, room = sizes(at.load.load_bytes, max(rooms))
-        return f"a load {kind} {load}, and the largest worker has {room} for models"
-    return "the controller waits until a worker has free memory, or may unload what is not called"
+    have = f"its pools {' and '.join(pools)} have"
+    why = "the controller waits until a worker has free memory, or may unload what is not called"
+    if not able:
+        why = f"{have} no worker"
+    elif not leads:
+        why = "no controller leads, and calls load one only"
+    elif sum(one.state in _READY_SOON for one in instances) >= wanted:
+        why = "the others are being loaded"
+    elif failed:
+        why = f"a load failed: {failed[0]}"
+    elif len(able) < wanted:
+        why = f"{have} {len(able)} worker{'s' if len(able) > 1 else ''}"
+    elif refused:
+        why = refused[0]
+    elif load is not None and len(rooms) == len(able) and load.load_bytes > max(rooms):
+        kind = "takes" if load.measured else "is predicted to take"
+        takes, room = sizes(load.load_bytes, max(rooms))
+        why = f"a load {kind} {takes}, and the largest worker has {room} for models"
+    return f"{ready} of {wanted} instances are ready: {why}"
 
 
 async def add_standby_reasons(deps: Deps, documents: Iterable[Version]) -> None:
@@ -113,22 +108,18 @@ def _short_of_memory(manifest: Manifest, workers: Sequence[WorkerRecord], footpr
     short: list[tuple[int, str]] = []
     for worker in workers:
         need = footprint_of(manifest, worker)
-        found = _lacking(worker, need)
-        if found is None:
+        about = "" if need.measured else "about "
+        lacking = None
+        for takes, budget, used, memory in (
+            (need.device_load_bytes, worker.device_budget_bytes, worker.device_used_bytes, "device memory"),
+            (need.load_bytes, worker.budget_bytes, worker.used_bytes, "memory"),
+        ):
+            free = max(0, budget - used)
+            if budget and takes > free:
+                need_text, free_text, budget_text = sizes(takes, free, budget)
+                text = f"it takes {about}{need_text} of {memory}, and {free_text} of {budget_text} are free"
+                lacking = takes - free, text
+        if lacking is None:
             return None
-        short.append(found)
+        short.append(lacking)
     return min(short)[1] if short else None
-
-
-def _lacking(worker: WorkerRecord, need: Footprint) -> tuple[int, str] | None:
-    """Return how many bytes a worker lacks, and the two numbers; None if the version fits."""
-    about = "" if need.measured else "about "
-    for takes, budget, used, memory in (
-        (need.load_bytes, worker.budget_bytes, worker.used_bytes, "memory"),
-        (need.device_load_bytes, worker.device_budget_bytes, worker.device_used_bytes, "device memory"),
-    ):
-        free = max(0, budget - used)
-        if budget and takes > free:
-            need_text, free_text, budget_text = sizes(takes, free, budget)
-            return takes - free, f"it takes {about}{need_text} of {memory}, and {free_text} of {budget_text} are free"
-    return None

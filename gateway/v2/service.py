@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from millstream.gateway.access.principal import CALLER, Principal
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
@@ -43,25 +42,41 @@ JSON_INLINE_BYTES_MAX = 256 * 1024
 _DECODINGS_MAX = 3  # attempts to decode a request: its version may be replaced meanwhile
 
 
-class _Submission(NamedTuple):
-    """The arguments of `submit`, of a request that is not added to its lane at once."""
-
-    model: str
-    version: str | None
-    headers: InferHeaders
-    body: bytes | memoryview
-    done: Done
-    request_id: bytes
-    principal: Principal | None
-    trace: Trace | None
-
-
 class _Deferred:
     """A request whose body is being decompressed or decoded, or whose texts are being tokenized, in a thread."""
 
-    __slots__ = ("cancelled", "ticket")
+    __slots__ = (
+        "body",
+        "cancelled",
+        "done",
+        "headers",
+        "model",
+        "principal",
+        "request_id",
+        "ticket",
+        "trace",
+        "version",
+    )
 
-    def __init__(self) -> None:
+    def __init__(  # noqa: PLR0913 - as of `submit`
+        self,
+        model: str,
+        version: str | None,
+        headers: InferHeaders,
+        body: bytes | memoryview,
+        done: Done,
+        request_id: bytes,
+        principal: Principal | None,
+        trace: Trace | None,
+    ) -> None:
+        self.model = model
+        self.version = version
+        self.headers = headers
+        self.body = body
+        self.done = done
+        self.request_id = request_id
+        self.principal = principal
+        self.trace = trace
         self.cancelled = False
         self.ticket: Cancel | None = None
 
@@ -115,20 +130,16 @@ class InferService:
     ) -> Cancel:
         """Submit a request and return its handle. `done` is called once with the reply, perhaps before that."""
         encoding, accept_encoding, length, _, _, load_format, _, traceparent = headers
+        trace = trace or traceparent
         if encoding is not None and encoding != b"identity":
-            return self._submit_compressed(
-                _Submission(model, version, headers, body, done, request_id, principal, trace or traceparent)
-            )
+            return self._defer(_Deferred(model, version, headers, body, done, request_id, principal, trace))
         route = self._router.routes.get((model, version))
         try:
             if route is None:
                 route = self._find(model, version, principal)
             header_bytes = None if length is None else parse_header_length(length)
             if len(body) > JSON_INLINE_BYTES_MAX and (header_bytes is None or header_bytes > JSON_INLINE_BYTES_MAX):
-                submission = _Submission(
-                    model, version, headers, body, done, request_id, principal, trace or traceparent
-                )
-                return self._submit_deferred(submission, header_bytes)
+                return self._defer(_Deferred(model, version, headers, body, done, request_id, principal, trace))
             call = self._decode_for(principal, route, body, header_bytes)
             inputs, options = call
             rows, _, _, _, timeout_s, priority, _, shared_memory_bytes = options
@@ -147,17 +158,14 @@ class InferService:
         except Failure as failure:
             if route is not None:
                 if plans_of_texts(route.plans, failure) is not None:
-                    submission = _Submission(
-                        model, version, headers, body, done, request_id, principal, trace or traceparent
-                    )
-                    return self._submit_deferred(submission, parse_header_length(length))
-                with request_context(request_id, trace or traceparent):
+                    return self._defer(_Deferred(model, version, headers, body, done, request_id, principal, trace))
+                with request_context(request_id, trace):
                     route.lane.record_rejection(RequestProtocol.V2, failure.code)
                 route.plans.advise(failure, infer_body)
             done(error_reply(failure))
             return _ANSWERED
         except Exception as error:
-            with request_context(request_id, trace or traceparent):
+            with request_context(request_id, trace):
                 reply = error_reply(internal_failure(f"an infer request for {model!r}", error))
             done(reply)
             return _ANSWERED
@@ -184,35 +192,41 @@ class InferService:
         finally:
             CALLER.reset(token)
 
-    def _submit_deferred(self, submission: _Submission, header_bytes: int | None) -> Cancel:
-        """Submit a request with a large JSON document, which is decoded in a thread, or with texts."""
-        arrival = time.monotonic()
-        deferred = _Deferred()
-
-        async def read() -> None:
-            CALLER.set(submission.principal)  # the task has the context of the connection
-            try:
-                with self._receive_budget.reserve() as reservation:
-                    reservation.grow(len(submission.body))
-                    route, call = await self._decoded(submission, header_bytes)
-                if not deferred.cancelled:
-                    deferred.ticket = self._add(submission, route, call, arrival)
-            except Failure as failure:
-                self._refused(deferred, submission, failure)
-            except Exception as error:
-                internal = internal_failure(f"an infer request for {submission.model!r}", error)
-                self._refused(deferred, submission, internal)
-
-        self._spawn(read(), submission)
+    def _defer(self, deferred: _Deferred) -> Cancel:
+        """Submit a request that is compressed, has texts, or a large JSON document, which is decoded in a thread."""
+        with request_context(deferred.request_id, deferred.trace):
+            task = asyncio.ensure_future(self._read(deferred))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return deferred
 
-    async def _decoded(self, submission: _Submission, header_bytes: int | None) -> tuple[ModelRoute, InferCall]:
+    async def _read(self, deferred: _Deferred) -> None:
+        arrival = time.monotonic()
+        CALLER.set(deferred.principal)  # the task has the context of the connection
+        try:
+            with self._receive_budget.reserve() as reservation:
+                reservation.grow(len(deferred.body))
+                encoding = deferred.headers.content_encoding
+                if encoding is not None and encoding != b"identity":  # a small body can have large content
+                    deferred.body = await asyncio.to_thread(decompress, deferred.body, encoding, self._body_bytes_max)
+                    reservation.resize(0)  # the bytes that were received are gone
+                    reservation.grow(len(deferred.body))
+                route, call = await self._decoded(deferred)
+            if not deferred.cancelled:
+                deferred.ticket = self._add(deferred, route, call, arrival)
+        except Failure as failure:
+            self._refused(deferred, failure)
+        except Exception as error:
+            self._refused(deferred, internal_failure(f"an infer request for {deferred.model!r}", error))
+
+    async def _decoded(self, deferred: _Deferred) -> tuple[ModelRoute, InferCall]:
         """Return the decoded request, and the route that serves after it was decoded. Raises Failure."""
-        model, version, body = submission.model, submission.version, submission.body
+        model, version, body = deferred.model, deferred.version, deferred.body
+        header_bytes = parse_header_length(deferred.headers.header_length)
         for _ in range(_DECODINGS_MAX):
-            route = self._find(model, version, submission.principal)
+            route = self._find(model, version, deferred.principal)
             call = await self._decode(route, body, header_bytes)
-            if self._find(model, version, submission.principal) is route:
+            if self._find(model, version, deferred.principal) is route:
                 return route, call
         raise Failure(Code.UNAVAILABLE, f"model '{model}' is being replaced: try again", retry_after_s=1)
 
@@ -228,60 +242,31 @@ class InferService:
         inputs = await self._texts.inputs(route.lane.manifest, route.plans, call.inputs[0])
         return call._replace(inputs=inputs.tensors)
 
-    def _add(self, submission: _Submission, route: ModelRoute, call: InferCall, arrival: float) -> Cancel:
+    def _add(self, deferred: _Deferred, route: ModelRoute, call: InferCall, arrival: float) -> Cancel:
         """Add a deferred request to its lane. Raises Failure."""
         inputs, options = call
         timeout_s = route.timeout_s if options.timeout_s is None else min(options.timeout_s, self._timeout_s_max)
         request = RestRequest(inputs, options.rows, options.priority, arrival, arrival + timeout_s, route.responder)
         request.options = options
-        request.accept_encoding = submission.headers.accept_encoding
-        request.done_with = submission.done
-        request.request_id = submission.request_id
-        request.load_format = submission.headers.load_format
-        if submission.principal is not None:
-            bill(request, submission.principal)
+        request.accept_encoding = deferred.headers.accept_encoding
+        request.done_with = deferred.done
+        request.request_id = deferred.request_id
+        request.load_format = deferred.headers.load_format
+        if deferred.principal is not None:
+            bill(request, deferred.principal)
         # Numbers may be larger in raw form than as text.
-        size_bytes = max(len(submission.body), sum(tensor.size_bytes for tensor in inputs))
+        size_bytes = max(len(deferred.body), sum(tensor.size_bytes for tensor in inputs))
         route.lane.add(request, size_bytes + options.shared_memory_bytes)
         return request
 
-    def _refused(self, deferred: _Deferred, submission: _Submission, failure: Failure) -> None:
+    def _refused(self, deferred: _Deferred, failure: Failure) -> None:
         if deferred.cancelled:
             return
-        route = self._router.routes.get((submission.model, submission.version))
+        route = self._router.routes.get((deferred.model, deferred.version))
         if route is not None:
             route.lane.record_rejection(RequestProtocol.V2, failure.code)
             route.plans.advise(failure, infer_body)
-        submission.done(error_reply(failure))
-
-    def _submit_compressed(self, submission: _Submission) -> Cancel:
-        deferred = _Deferred()
-        self._spawn(self._decompress(deferred, submission), submission)
-        return deferred
-
-    async def _decompress(self, deferred: _Deferred, submission: _Submission) -> None:
-        """Decompress the body in a thread, because a small body can have large content, and submit the request."""
-        model, version, headers, body, done, request_id, principal, trace = submission
-        failure = None
-        try:
-            with self._receive_budget.reserve() as reservation:
-                reservation.grow(len(body))  # decompressed bodies are bounded by the number of threads
-                plain = await asyncio.to_thread(decompress, body, headers.content_encoding or b"", self._body_bytes_max)
-        except Failure as error:
-            failure = error
-        except Exception as error:
-            failure = internal_failure("a body could not be decompressed", error)
-        if failure is not None:
-            self._refused(deferred, submission, failure)
-        elif not deferred.cancelled:
-            plain_headers = headers._replace(content_encoding=None)
-            deferred.ticket = self.submit(model, version, plain_headers, plain, done, request_id, principal, trace)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], submission: _Submission) -> None:
-        with request_context(submission.request_id, submission.trace):
-            task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        deferred.done(error_reply(failure))
 
 
 Labels = dict[str, tuple[str, ...]]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream.gateway.admin.standby_reasons import WantedInstances, why_missing
+from millstream.gateway.admin.standby_reasons import why_missing
 from millstream.gateway.catalog.snapshot import Replica, VersionView
 from millstream.services.placement.views import Footprint
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
@@ -76,10 +76,10 @@ def test_the_first_thing_to_change_is_said(
     workers: list[WorkerRecord], wanted: int, leads: bool, why: str | None
 ) -> None:
     load = Footprint(2 * GIB, GIB)
-    assert why_missing(WantedInstances(view(*workers), wanted, workers, (), load, leads)) == why
+    assert why_missing(view(*workers), wanted, workers, (), load, leads=leads) == why
 
 
 def test_the_words_of_a_worker_that_refused_are_given() -> None:
     workers = [free("cpu-1", GIB)]
-    found = why_missing(WantedInstances(view(*workers), 1, workers, ["all are pinned"], None, leads=True))
+    found = why_missing(view(*workers), 1, workers, ["all are pinned"], None, leads=True)
     assert found == "0 of 1 instances are ready: all are pinned"
