@@ -219,15 +219,15 @@ class WorkerPlacement(TypedDict):
 class InstancePlacement(TypedDict):
     """A version in a worker."""
 
-    model: str
-    version: int
-    state: str
-    reason: str | None
     size_bytes: int
     peak_bytes: int
     device_size_bytes: int
     device_peak_bytes: int
     load_s: float
+    model: str
+    version: int
+    state: str
+    reason: str | None
     loaded_age_s: float | None
     last_used_age_s: float | None
     in_use: bool
@@ -263,12 +263,12 @@ class FailedInstance(TypedDict):
 class LoadPrediction(TypedDict):
     """What the load of a version takes in the first of its pools that has a worker."""
 
-    pool: str
     size_bytes: int
     peak_bytes: int
     device_size_bytes: int
     device_peak_bytes: int
     load_s: float
+    pool: str
     measured: bool
 
 

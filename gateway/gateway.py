@@ -34,7 +34,6 @@ from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.readiness import Preloads, ReadinessProbe
 from millstream.gateway.scheduling.router import Router
 from millstream.gateway.tensors.output_options import ClientRegions
-from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.v2.service import InferService, Labels, read_labels, v2_codec
 from millstream.services.errors import Code, Failure, invalid
@@ -103,7 +102,7 @@ class Gateway:
         self.router = self._router()
         self.catalog = self._catalog()
         self.readiness_probe = self._readiness_probe(preloads)
-        self.texts = Texts(Tokenizers(self.repository))
+        self.texts = Tokenizers(self.repository)
         self.infer = InferService(
             self.router, self.budgets.receiving, settings.request_bytes_max, settings.request_timeout_s_max, self.texts
         )

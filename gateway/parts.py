@@ -16,7 +16,7 @@ from millstream.gateway.catalog.snapshot import ScaleView
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.tensors.output_options import ClientRegions
-from millstream.gateway.texts.texts import Texts
+from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.plugin.registry import contributions
@@ -43,7 +43,7 @@ class GatewayParts:
     scale: ScaleView  # a plug-in that scales pools sets it
     cluster_state: ClusterState
     caller: Callable[[str], Caller]  # runs requests of a protocol, by its label of the metrics
-    texts: Texts  # tokenizes requests with texts
+    texts: Tokenizers  # tokenizes requests with texts
     gate: Gate  # says whether calls need a key
     client_memory: ClientRegions | None  # that clients pass tensors in
     recorded: tuple[object, ...]  # what records requests

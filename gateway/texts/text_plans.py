@@ -1,29 +1,47 @@
-"""The one input `text` that a request may have in place of a model's token inputs. Pure.
+"""The texts that a request may have in place of a model's token inputs, their limits, and the inputs of them. Pure.
+
+bytes of the texts ─> tokenizer ─> tokens of each text, and of all ─> padded to the longest: the inputs of the version
 
 Every protocol reads a request with the version's own plans first. A request that these refuse since it names `text` is
-read again with the plans of texts, if the version has a tokenizer; then its texts are tokenized (texts).
+read again with the plans of texts, if the version has a tokenizer; then its texts are tokenized (tokenizers).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
 
-from millstream.gateway.tensors.input_plans import InputPlans, UnknownInput
-from millstream.gateway.tensors.inputs import InputPlan
+import numpy as np
+
+from millstream.gateway.tensors.input_plans import InputPlans, Inputs, UnknownInput, join
+from millstream.gateway.tensors.inputs import InputPlan, InputTensor
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
+from millstream.gateway.tensors.nested_lists import from_array
 from millstream.gateway.texts.hugging_face import gives_texts
 from millstream.services.errors import Failure, invalid
-from millstream.services.model.datatypes import BYTES
+from millstream.services.model.datatypes import BYTES, decode_elements
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.model.usage import TEXT, takes_texts
+from millstream.services.model.usage import IDS, MASK, TEXT, TYPES, takes_texts
 
 T = TypeVar("T")
 
 TEXT_PAIR = "text_pair"
 TEXT_SPEC = TensorSpec(name=TEXT, datatype=BYTES, shape=(-1,))
+#: texts of a request to a version that does not batch; rows_max bounds those of other versions
+TEXTS_MAX = 2048
+#: one text, in UTF-8; a tokenizer needs about a hundred times as much memory
+TEXT_BYTES_MAX = 256 << 10
+#: all texts of a request
+TEXTS_BYTES_MAX = 4 << 20
+TOKENS_MAX = 8192  # of one text
+TOKENS_TOTAL_MAX = 300_000
+#: texts times the tokens of the longest: all are padded to its length; 8 MiB of INT64 for each input
+PADDED_TOKENS_MAX = 1 << 20
+ID_BYTES = 8
+
+Array = np.ndarray[Any, Any]
 
 
 class TextPlans(InputPlans):
@@ -94,3 +112,83 @@ def plans_of_texts(plans: InputPlans, failure: Failure) -> InputPlans | None:
     """Return the plans for a second reading of a request that `plans` refused; None if it does not give texts."""
     names_text = isinstance(failure, UnknownInput) and failure.name in {TEXT, TEXT_PAIR}
     return plans.texts if names_text else None
+
+
+def token_inputs(plans: InputPlans, entries: Sequence[Sequence[int]]) -> tuple[Inputs, Array]:
+    """Return token ids as one request, and a mask of the tokens that are not padding. Raises Failure(INVALID).
+
+    Args:
+        plans: inputs of which `takes_tokens` is true.
+        entries: the token ids of each row, at least one row.
+    """
+    width = _width(plans, entries)
+    rows = len(entries)
+    if rows * width > PADDED_TOKENS_MAX:
+        raise invalid(
+            f"{rows} texts padded to the {width} tokens of the longest have {rows * width} tokens: at most "
+            f"{PADDED_TOKENS_MAX}; send fewer texts together, or none that is so long"
+        )
+    try:
+        ids = np.array([[*entry, *[0] * (width - len(entry))] for entry in entries], np.int64)
+    except OverflowError:
+        raise invalid("a token id is out of the range of INT64") from None
+    mask = (np.arange(width) < np.array([[len(entry)] for entry in entries])).astype(np.int64)
+    columns = {IDS: ids, MASK: mask, TYPES: np.zeros_like(ids)}
+    return join(plans, {plan.name: from_array(plan, columns[_role(plan)]) for plan in plans}), mask
+
+
+def rows_padded_max(plans: InputPlans, entries: Sequence[Sequence[int]]) -> int:
+    """Return how many of these entries `token_inputs` takes at once, at least 1. Raises Failure(INVALID)."""
+    return max(1, PADDED_TOKENS_MAX // _width(plans, entries))
+
+
+def _role(plan: InputPlan) -> str:
+    return plan.name if plan.name in {MASK, TYPES} else IDS
+
+
+def _width(plans: InputPlans, entries: Sequence[Sequence[int]]) -> int:
+    """Return the tokens of each row, with padding: those that the model wants, else those of the longest entry."""
+    longest = max(map(len, entries))
+    fixed = next(plan for plan in plans if _role(plan) == IDS).shape[1]
+    if fixed >= 0 and longest > fixed:
+        raise invalid(f"the model takes at most {fixed} tokens, and an entry has {longest}")
+    return longest if fixed < 0 else fixed
+
+
+def strings_of(texts: InputTensor) -> list[str]:
+    """Return the elements of a BYTES tensor. Raises Failure(INVALID) unless they are UTF-8, and within the limits."""
+    if not 0 < texts.shape[0] <= TEXTS_MAX:
+        raise invalid(f"'{TEXT}' has {texts.shape[0]} texts: at least 1, at most {TEXTS_MAX}")
+    found: list[str] = []
+    elements = decode_elements(bytes(texts.data))
+    _check_sizes(TEXT, [len(element) for element in elements])
+    for index, element in enumerate(elements):
+        try:
+            found.append(element.decode())
+        except UnicodeDecodeError:
+            raise invalid(f"'{TEXT}[{index}]' is not UTF-8") from None
+    return found
+
+
+def check_bytes(name: str, texts: Sequence[str]) -> None:
+    """Raise Failure(INVALID) for a text, or texts together, of too many bytes; `name`: of the member that has them."""
+    _check_sizes(name, [len(text) if text.isascii() else len(text.encode()) for text in texts])
+
+
+def _check_sizes(name: str, sizes: Sequence[int]) -> None:
+    for index, size_bytes in enumerate(sizes):
+        if size_bytes > TEXT_BYTES_MAX:
+            raise invalid(f"'{name}[{index}]' has {size_bytes} bytes: at most {TEXT_BYTES_MAX}")
+    if sum(sizes) > TEXTS_BYTES_MAX:
+        raise invalid(f"'{name}' has {sum(sizes)} bytes: at most {TEXTS_BYTES_MAX} in a request")
+
+
+def check_tokens(name: str, counts: Sequence[int]) -> None:
+    """Raise Failure(INVALID) for a text without a token, and for too many tokens in a text, or in all texts."""
+    for index, count in enumerate(counts):
+        if not count:
+            raise invalid(f"'{name}[{index}]' has no token")
+        if count > TOKENS_MAX:
+            raise invalid(f"'{name}[{index}]' has {count} tokens: at most {TOKENS_MAX}")
+    if sum(counts) > TOKENS_TOTAL_MAX:
+        raise invalid(f"'{name}' has {sum(counts)} tokens: at most {TOKENS_TOTAL_MAX} in a request")

@@ -16,13 +16,24 @@ from contextlib import suppress
 from pathlib import PurePosixPath
 
 from millstream.gateway.access.principal import caller_name
+from millstream.gateway.tensors.input_plans import InputPlans, Inputs
+from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.gateway.texts.text_limits import TOKENS_MAX, TOKENS_TOTAL_MAX
+from millstream.gateway.texts.text_plans import (
+    ID_BYTES,
+    TOKENS_MAX,
+    TOKENS_TOTAL_MAX,
+    check_bytes,
+    check_tokens,
+    strings_of,
+    token_inputs,
+)
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
-from millstream.services.model.usage import TOKENIZER
+from millstream.services.model.usage import TEXT, TOKENIZER
 from millstream.services.model.version_files import read_inside
 from millstream.services.process.cancellation import uninterrupted
+from millstream.services.process.threads import run_in_thread_if_large
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.tokenizer.client import FILE_BYTES_MAX, RUN_S_MAX, TokenizerEnded, TokenizerProcess
 from millstream.services.tokenizer.process import MEMORY_BYTES_MAX, Encoded, Limits, split_ids
@@ -132,6 +143,30 @@ class Tokenizers:
             return split_ids(answer, len(request.texts), TOKENS_TOTAL_MAX)
         except ValueError:
             raise invalid(_failed(manifest)) from None
+
+    async def ids(self, manifest: Manifest, texts: Sequence[str], name: str) -> list[list[int]]:
+        """Return the token ids of each of the texts, at least one; `name`: of the member that has them, for messages.
+
+        Raises Failure: INVALID for texts over a limit or without a token; those of `encode`.
+        """
+        check_bytes(name, texts)
+        counts, entries = await self.encode(manifest, texts)
+        check_tokens(name, counts)
+        return entries
+
+    async def inputs(self, manifest: Manifest, plans: InputPlans, texts: InputTensor) -> Inputs:
+        """Return the inputs of a request with texts. Raises Failure as `ids`.
+
+        Args:
+            manifest: of the version.
+            plans: the version's own plans, which take tokens.
+            texts: BYTES, (texts,), checked by the plans of texts.
+        """
+        strings = await run_in_thread_if_large(texts.size_bytes, strings_of, texts)
+        counts, entries = await self.encode(manifest, strings)
+        check_tokens(TEXT, counts)
+        size_bytes = ID_BYTES * len(entries) * max(map(len, entries))
+        return (await run_in_thread_if_large(size_bytes, token_inputs, plans, entries))[0]
 
     async def close(self) -> None:
         """End all processes."""

@@ -23,7 +23,7 @@ from millstream.gateway.tensors.examples import infer_body
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.output_options import ClientRegions, Extensions, LabelledOutputs
 from millstream.gateway.texts.text_plans import plans_of_texts
-from millstream.gateway.texts.texts import Texts
+from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.v2.decode import V2Decoder, parse_header_length
 from millstream.gateway.v2.options import InferCall
 from millstream.gateway.v2.responder import Done, RestRequest, RestResponder, V2Encoder
@@ -108,7 +108,12 @@ class InferService:
     """
 
     def __init__(
-        self, router: Router, receive_budget: ReceiveBudget, body_bytes_max: int, timeout_s_max: float, texts: Texts
+        self,
+        router: Router,
+        receive_budget: ReceiveBudget,
+        body_bytes_max: int,
+        timeout_s_max: float,
+        texts: Tokenizers,
     ) -> None:
         self._router = router
         self._receive_budget = receive_budget

@@ -34,7 +34,6 @@ from millstream.gateway.parts import GatewayParts, build_parts
 from millstream.gateway.scheduling.caller import caller_of
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.model_route import ModelRoute
-from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.plugins.compat.triton.gateway import Triton
 from millstream.services.access.access_keys import AccessKeys
@@ -177,7 +176,7 @@ class Application:
             log_levels,
         ):  # it never comes: repeated tries took most of the time of these tests
             stored._redis = async_client(no_redis, retries=0)
-        texts = Texts(Tokenizers(self.repository))
+        texts = Tokenizers(self.repository)
         caller = caller_of(self._find, 600, self.gate.check_model)
         made = contributions("client_memory", FunctionType)
         parts = build_parts(

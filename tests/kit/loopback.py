@@ -23,7 +23,6 @@ from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.request import Admission
 from millstream.gateway.scheduling.router import Router
-from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.v2.service import InferService, v2_codec
 from millstream.plugins.compat.triton.shared_memory import ClientMemory
@@ -142,7 +141,7 @@ class Loopback:
             self.receive_budget,
             self.settings.request_bytes_max,
             self.settings.request_timeout_s_max,
-            Texts(Tokenizers(self.repository)),
+            Tokenizers(self.repository),
         )
 
     async def open(self) -> None:

@@ -11,18 +11,22 @@ import pytest
 from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import InputTensor
-from millstream.gateway.texts.text_limits import (
+from millstream.gateway.texts.text_plans import (
     PADDED_TOKENS_MAX,
     TEXT_BYTES_MAX,
     TEXTS_BYTES_MAX,
     TEXTS_MAX,
     TOKENS_MAX,
     TOKENS_TOTAL_MAX,
+    are_strings,
     check_bytes,
     check_tokens,
+    plans_of_texts,
+    rows_padded_max,
+    strings_of,
+    text_plans,
+    token_inputs,
 )
-from millstream.gateway.texts.text_plans import are_strings, plans_of_texts, text_plans
-from millstream.gateway.texts.texts import check_texts, rows_padded_max, strings_of, token_inputs
 from millstream.gateway.v2.decode import V2Decoder
 from millstream.gateway.v2.metadata import model_metadata, usage_parameters
 from millstream.services.errors import Failure
@@ -136,12 +140,12 @@ def test_limits_of_texts() -> None:
     with pytest.raises(Failure, match=rf"'text\[0\]' has {TEXT_BYTES_MAX + 1} bytes"):
         strings_of(raw(b"a" * (TEXT_BYTES_MAX + 1)))
     with pytest.raises(Failure, match="has 0 texts"):
-        check_texts(raw())
+        strings_of(raw())
     with pytest.raises(Failure, match=f"at most {TEXTS_MAX}"):
-        check_texts(raw(*[b"a"] * (TEXTS_MAX + 1)))
+        strings_of(raw(*[b"a"] * (TEXTS_MAX + 1)))
     with pytest.raises(Failure, match=f"at most {TEXTS_BYTES_MAX} in a request"):
-        check_texts(raw(*[b"a" * TEXT_BYTES_MAX] * 17))
-    check_texts(raw(*[b"a" * TEXT_BYTES_MAX] * 16))
+        strings_of(raw(*[b"a" * TEXT_BYTES_MAX] * 17))
+    strings_of(raw(*[b"a" * TEXT_BYTES_MAX] * 16))
 
 
 def test_limits_of_tokens() -> None:

@@ -25,7 +25,7 @@ from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.texts.text_plans import plans_of_texts
-from millstream.gateway.texts.texts import Texts
+from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.threads import run_in_thread_if_large
 
@@ -45,7 +45,7 @@ class InferCalls:
         texts: tokenizes requests with texts.
     """
 
-    def __init__(self, caller: Caller, messages: Messages, texts: Texts) -> None:
+    def __init__(self, caller: Caller, messages: Messages, texts: Tokenizers) -> None:
         self._caller = caller
         self._texts = texts
         self._messages = messages

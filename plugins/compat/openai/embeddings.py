@@ -20,7 +20,7 @@ from millstream.gateway.tensors.examples import Body, Target
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from millstream.gateway.tensors.outputs import dump_numbers
-from millstream.gateway.texts.texts import Texts
+from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.plugins.compat.openai.embedder import Embedder, embedder, shortened
 from millstream.plugins.compat.openai.request import INPUT, EmbeddingRequest, read
 from millstream.services.errors import Failure
@@ -40,7 +40,7 @@ class Embeddings:
         json_limits: limits of a request.
     """
 
-    def __init__(self, caller: Caller, texts: Texts, json_limits: JsonLimits = DEFAULT_LIMITS) -> None:
+    def __init__(self, caller: Caller, texts: Tokenizers, json_limits: JsonLimits = DEFAULT_LIMITS) -> None:
         self._caller = caller
         self._json_limits = json_limits
         self._texts = texts
@@ -79,7 +79,7 @@ class Embeddings:
             version_embedder.inputs(entries[:1])  # raises for token ids
             return entries, 0
         if texts:
-            entries = await self._texts.encode(route.lane.manifest, entries, INPUT)
+            entries = await self._texts.ids(route.lane.manifest, entries, INPUT)
         return entries, sum(map(len, entries))
 
     async def _vectors(
