@@ -27,7 +27,7 @@ from millstream.gateway.http.middleware import AccessMiddleware, BrowserMiddlewa
 from millstream.gateway.http.openapi import OPEN
 from millstream.gateway.http.openapi_document import complete
 from millstream.gateway.observing.observed_http import ObservedApp
-from millstream.gateway.v2 import adapter as v2
+from millstream.gateway.v2 import routes_models as v2
 from millstream.services.plugin.registry import contributions
 from millstream.services.settings import Settings
 

@@ -35,12 +35,7 @@ def parse_hosts(text: str) -> list[str]:
 
 
 class AllowedHosts:
-    """The names of one server.
-
-    Args:
-        patterns: as `parse_hosts` returns them.
-        names: further names: of the machine, of the address that the server listens on.
-    """
+    """The names of one server: patterns as `parse_hosts` returns them, and names of the machine and its address."""
 
     def __init__(self, patterns: Sequence[str] = (), names: Iterable[str] = ()) -> None:
         self._any = ANY in patterns

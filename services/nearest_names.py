@@ -51,13 +51,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_key(key: str, known: Iterable[str], what: str = "field") -> str:
-    """Return what to say about an unknown key: the nearest valid keys, then KEYS_MAX of all.
-
-    Args:
-        key: the unknown key.
-        known: the valid keys.
-        what: what a key is called, in the message.
-    """
+    """Return what to say about an unknown key, which is called `what`: the nearest valid keys, then KEYS_MAX of all."""
     keys = list(known)
     near = nearest(key, keys)
     valid = [*near, *(other for other in keys if other not in near)]

@@ -55,16 +55,7 @@ TELL_S_MAX = 0.5
 
 
 class KeyWatch:
-    """The keys of one gateway.
-
-    Args:
-        name: of this gateway.
-        gate: gets the keys.
-        stored: the repository's keys.
-        cluster_state: tells other gateways.
-        settings: have the access secret.
-        registry: gets the keys' expiries.
-    """
+    """The keys of one gateway, which is called `name`."""
 
     def __init__(
         self,
@@ -208,11 +199,7 @@ INTERVAL_S = 60.0
 
 
 class RefusalLog:
-    """Logs how many requests this process refused, from its own counters.
-
-    Args:
-        registry: has the counters.
-    """
+    """Logs how many requests this process refused, from the counters in its registry."""
 
     def __init__(self, registry: MetricsRegistry) -> None:
         self._registry = registry
@@ -246,14 +233,7 @@ class RefusalLog:
 
 
 class AccessControl:
-    """The access control of one gateway.
-
-    Args:
-        name: of this gateway.
-        settings: of the installation.
-        registry: gets the metrics of keys, and has the counters of refusals.
-        cluster_state: tells other gateways which keys this one has read.
-    """
+    """The access control of one gateway, which is called `name`."""
 
     def __init__(self, name: str, settings: Settings, registry: MetricsRegistry, cluster_state: ClusterState) -> None:
         folder, host = settings.repository_dir.absolute(), socket.gethostname()

@@ -89,12 +89,7 @@ class Refusals:
 
 
 class AuditTrail:
-    """The audit entries of one protocol.
-
-    Args:
-        audit: the audit log.
-        monotonic: returns seconds of a clock for rates.
-    """
+    """The audit entries of one protocol. `monotonic`: returns seconds of a clock for rates."""
 
     def __init__(self, audit: AuditLog, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._audit = audit

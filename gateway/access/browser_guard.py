@@ -31,13 +31,7 @@ _DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 
 
 class BrowserGuard:
-    """The check of one gateway.
-
-    Args:
-        origins: whose pages may call, as `parse_origins` returns them.
-        hosts: the names of this server.
-        count: takes the reason of a refusal.
-    """
+    """The check of one gateway. `origins`: as `parse_origins` returns them; `count`: takes the reason of a refusal."""
 
     def __init__(
         self,
@@ -55,12 +49,8 @@ class BrowserGuard:
     ) -> Failure | None:
         """Return why a request is refused; None: it is not.
 
-        Args:
-            method: GET, …
-            sent: its headers.
-            gate: of the server; where it asks for keys, a page that rebinds its name has none.
-            credential: the key that was sent.
-            keyless: whether the call needs no key though `gate` asks for keys.
+        Where `gate` asks for keys, a page that rebinds its name has none; `keyless`: the call needs no key all the
+        same.
         """
         reason, failure = CROSS_ORIGIN, self.page_fault(method, sent)
         if failure is None and (keyless or not gate.enforced):

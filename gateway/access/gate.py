@@ -97,14 +97,8 @@ class KnownKey(NamedTuple):
 class Gate:
     """The check of one gateway.
 
-    Args:
-        admin_key: MILLSTREAM_ADMIN_KEY; None: there is none.
-        counters: name of a key -> its counters.
-        wall: returns seconds since the epoch.
-        monotonic: returns seconds of a clock for rates.
-        metrics_key: MILLSTREAM_METRICS_KEY; None: there is none.
-        local_token: of the operator on this machine; None: there is none.
-        keyless: what calls without a right key may do.
+    The three keys are None where there are none. `counters`: name of a key -> its counters; `wall`: returns seconds
+    since the epoch; `monotonic`: seconds of a clock for rates.
     """
 
     def __init__(
@@ -269,15 +263,9 @@ class Gate:
         return self._known.get(key_id)
 
     def enter(self, principal: Principal, row: Row, model: str | None = None) -> Pass:
-        """Let a call in that `principal` makes.
+        """Let a call in that `principal` makes; `model`: that it names, None: none, or not known yet.
 
-        Args:
-            principal: the caller.
-            row: what the call needs.
-            model: the model that it names; None: none, or not known yet.
-
-        Raises:
-            Failure: FORBIDDEN; LimitReached.
+        Raises Failure: FORBIDDEN; LimitReached.
         """
         principal.require(row.need, model)
         return self.let_in(principal)

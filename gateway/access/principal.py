@@ -24,13 +24,9 @@ _OF_MODELS = frozenset({Need.INFER, Need.DESCRIBE, Need.READ, Need.WRITE})
 
 
 class KeyCounters(NamedTuple):
-    """The counters of one key, by its name.
+    """The counters of one key, by its name, which is a label value of its metrics and in the access log.
 
-    Args:
-        name: label value of its metrics, for the access log, too.
-        of_outcome: outcome of a call -> its counter.
-        rows: counts rows of inference requests.
-        run_s: counts seconds of their runs.
+    `of_outcome`: outcome of a call -> its counter; rows, and seconds of runs, of inference requests.
     """
 
     name: str

@@ -12,15 +12,8 @@ from millstream.services.repository.folder import FolderRepository
 def remove_version(repository: FolderRepository, model: str, version: int, *, serving: int | None, force: bool) -> None:
     """Delete a version. The endpoint stops naming it first, so that the name never resolves to a missing version.
 
-    Args:
-        repository: Holds the version.
-        model: Name of the model.
-        version: The version to delete.
-        serving: The version that answers requests without a version.
-        force: Whether to delete the version even if it is serving. The model goes with its only version.
-
-    Raises:
-        Failure: NOT_FOUND; CONFLICT (it is serving, and not `force`).
+    `serving`: the version that answers requests without a version; it is deleted only with `force`, and the model goes
+    with its only version. Raises Failure: NOT_FOUND; CONFLICT (it is serving, and not `force`).
     """
     versions = repository.versions(model)
     if version not in versions:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request
 
 from millstream.gateway.access.principal import require
 from millstream.gateway.admin import schemas_placement as schemas
-from millstream.gateway.admin.known_pools import known_pools
+from millstream.gateway.admin.upload import known_pools
 from millstream.gateway.catalog.quotas import Quotas
 from millstream.gateway.catalog.snapshot import visible
 from millstream.gateway.http.body import DOCUMENT_BYTES_MAX, read_body

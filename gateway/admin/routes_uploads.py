@@ -61,35 +61,28 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _import_options(
-    input: Annotated[  # noqa: A002 - the name of the parameter
-        list[str],
-        Query(
-            default_factory=list,
-            description="An input that the model's file does not describe, as TorchScript does not: "
-            "name:datatype:shape, with -1 for a variable size.",
-            examples=[["x:FP32:-1,3,224,224"]],
-            max_length=INPUTS_MAX,
-        ),
-    ],
-    allow_pickle: Annotated[
-        bool, Query(description="Load a pickle, which can execute code: classes of a list alone, in the sandbox.")
-    ] = False,
-    allow_code: Annotated[
-        bool, Query(description="Run code that a model's folder brings with it, in the sandbox.")
-    ] = False,
-) -> ImportOptions:
-    """Return what the import of a framework's model may do."""
-    return ImportOptions(allow_pickle=allow_pickle, allow_code=allow_code, inputs=tuple(input))
-
-
 class _Options:
     """The query parameters and headers of both routes."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - an argument for each
         self,
         request: Request,
-        imports: Annotated[ImportOptions, Depends(_import_options)],
+        input: Annotated[  # noqa: A002 - the name of the parameter
+            list[str],
+            Query(
+                default_factory=list,
+                description="An input that the model's file does not describe, as TorchScript does not: "
+                "name:datatype:shape, with -1 for a variable size.",
+                examples=[["x:FP32:-1,3,224,224"]],
+                max_length=INPUTS_MAX,
+            ),
+        ],
+        allow_pickle: Annotated[
+            bool, Query(description="Load a pickle, which can execute code: classes of a list alone, in the sandbox.")
+        ] = False,
+        allow_code: Annotated[
+            bool, Query(description="Run code that a model's folder brings with it, in the sandbox.")
+        ] = False,
         config: Annotated[
             str | None,
             Query(
@@ -115,7 +108,7 @@ class _Options:
         self.config = config
         self.wait_s = wait
         self.activate = activate
-        self.imports = imports
+        self.imports = ImportOptions(allow_pickle=allow_pickle, allow_code=allow_code, inputs=tuple(input))
         self.sha256 = x_content_sha256.lower() if x_content_sha256 else None
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -17,7 +18,6 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel, ValidationError
 
 from millstream.gateway.access.principal import CALLER, owner_name, require
-from millstream.gateway.admin.known_pools import check_format, check_pools, loaded_formats
 from millstream.gateway.admin.removal import remove_old_versions
 from millstream.gateway.catalog.quotas import Quotas
 from millstream.gateway.http.deps import Deps
@@ -30,25 +30,71 @@ from millstream.services.ingest.layout import recognise
 from millstream.services.ingest.packing import parts_of, pieces
 from millstream.services.ingest.report import CheckedModel
 from millstream.services.ingest.upload import ModelUpload, Published
+from millstream.services.model.formats import ONNX, backend_of
 from millstream.services.model.manifest import Manifest, ModelConfig, QueuePolicy, Warmup, WarmupInput
 from millstream.services.model.names import check_name
 from millstream.services.nearest_names import unknown_key
+from millstream.services.placement.pools import pools_text, unknown_pool
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.threads import in_storage_thread
+from millstream.services.supervisor.pool_specs import parse_pools
 from millstream.services.wire.records import State
+
+
+async def known_pools(deps: Deps, model: str) -> set[str]:
+    """Return the pools there are: with workers, had workers, in the settings, or named for the model's versions."""
+    snapshot = deps.catalog.snapshot
+    known = {*snapshot.pools, *parse_pools(deps.settings.pools)}
+    view = snapshot.models.get(model)
+    known.update(*(version.pools for version in view.versions.values()) if view is not None else ())
+    with suppress(Failure):  # without Redis only those that this gateway has seen
+        known |= await deps.cluster_state.pools()
+    return known
+
+
+async def check_pools(deps: Deps, model: str, pools: Iterable[str]) -> None:
+    """Raise Failure(INVALID), which names the pools that exist, for a pool that there is not."""
+    named = set(pools)
+    if not named:
+        return
+    known = await known_pools(deps, model)
+    for pool in sorted(named - known):
+        raise unknown_pool("config.pools", pool, known)
+
+
+def loaded_formats(deps: Deps, named: Collection[str]) -> frozenset[str]:
+    """Return the formats that the workers load of the pools that may serve a model; empty if some are not known."""
+    pools = deps.catalog.snapshot.pools
+    traits = [pools.get(pool) for pool in named or {*pools, *parse_pools(deps.settings.pools)}]
+    if not all(one is not None and one.formats for one in traits):
+        return frozenset()
+    return frozenset(one for found in traits if found is not None for one in found.formats)
+
+
+def check_format(deps: Deps, named: Collection[str], source_format: str) -> None:
+    """Raise Failure(INVALID) if workers of all pools that may serve a model load other formats than its own.
+
+    A pool whose workers were never seen may load any. Every installation has a backend for ONNX, or is to have one.
+    """
+    if source_format == ONNX:
+        return
+    pools = deps.catalog.snapshot.pools
+    traits = [pools.get(pool) for pool in named or {*pools, *parse_pools(deps.settings.pools)}]
+    if traits and all(one is not None and one.formats and source_format not in one.formats for one in traits):
+        backend = backend_of(source_format)
+        raise invalid(
+            f"no worker of {pools_text(sorted(named or pools))} loads {source_format}: start workers that do, like "
+            f"`millstream up --pool {backend}=1,backend={backend}`"
+        )
+
 
 _SCHEME = "file"
 
 
 def locate(folder: Path | None, url: str) -> Path:
-    """Return the file or folder that a management call names. Blocking.
+    """Return the file or folder below `folder` that a management call names by a path or a file:// URL. Blocking.
 
-    Args:
-        folder: Only paths below this folder are allowed; None: no path is allowed.
-        url: A path, absolute or relative to `folder`, or a file:// URL.
-
-    Raises:
-        Failure: UNSUPPORTED (no folder is allowed, or another scheme), INVALID (outside the folder), NOT_FOUND.
+    Raises Failure: UNSUPPORTED (no folder is allowed, or another scheme), INVALID (outside the folder), NOT_FOUND.
     """
     parts = urlsplit(url) if "://" in url else None
     if parts is not None and parts.scheme.lower() != _SCHEME:
@@ -197,9 +243,7 @@ def _model_at(location: Sequence[int | str]) -> type[BaseModel]:
 def check_right_to_code(allowed: str, imports: ImportOptions) -> None:
     """Raise Failure(FORBIDDEN) if the caller of the current task may not upload what can execute code.
 
-    Args:
-        allowed: MILLSTREAM_IMPORT_CODE.
-        imports: what the upload asks for.
+    `allowed`: MILLSTREAM_IMPORT_CODE.
     """
     asked = " and ".join(name for name in ("allow_pickle", "allow_code") if getattr(imports, name))
     if not asked or allowed == "writers":

@@ -20,11 +20,7 @@ _SHOWN_MAX = 40  # names or categories in a message
 
 
 class Categories:
-    """The categories of a column.
-
-    Args:
-        name: of the column, for messages.
-        categories: as the version's manifest has them.
+    """The categories of a column, as the version's manifest has them.
 
     Attributes:
         coded: the model takes codes in their place.

@@ -31,16 +31,9 @@ _PACK_ERRORS = (struct.error, OverflowError, TypeError, ValueError)
 
 
 def raw_from_json(plan: InputPlan, extent: Extent, data: object, text: bytes) -> bytes:
-    """Return `data` in raw form.
+    """Return the elements `data` in raw form, flat or nested as they were parsed from the JSON `text`.
 
-    Args:
-        plan: The input.
-        extent: Its shape in this request.
-        data: Its elements as parsed, flat or nested.
-        text: The JSON that `data` was parsed from.
-
-    Raises:
-        Failure: INVALID: elements of another datatype, or not as many as `extent` has.
+    Raises Failure(INVALID) for elements of another datatype, or not as many as `extent` has.
     """
     if type(data) is not list:
         if type(data) is NumberList:

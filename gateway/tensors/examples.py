@@ -108,13 +108,9 @@ def samples(signature: Signature, trial: TrialInputs) -> list[Sample]:
 
 
 def advice(model: str, signature: Signature, trial: TrialInputs | None, write: BodyWriter) -> Mapping[str, Any]:
-    """Return the members for an error document: `signature`, and `example` or `example_python`.
+    """Return the members for an error document: `signature`, and `example` or `example_python` in the form of `write`.
 
-    Args:
-        model: name of the model.
-        signature: of the version.
-        trial: inputs that are known to run; None: there is no example.
-        write: the protocol's form of an example.
+    `trial`: inputs that are known to run; None: there is no example.
     """
     members: dict[str, Any] = {}
     described = described_signature(signature)

@@ -23,7 +23,7 @@ from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, par
 from millstream.gateway.tensors.nested_lists import from_array, from_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.outputs import OutputTensor, answered, as_numbers
-from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, read_instances, read_predict, write_lines, write_predict
+from millstream.gateway.tensors.rows_json import read_instances, read_predict, write_lines, write_predict
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES, ELEMENTS_MAX, FLOATS
 from millstream.services.model.signature import Signature
@@ -75,7 +75,7 @@ def reader(content_type: str) -> Callable[[InputPlans, bytes], ParsedBody]:
 
 def parse_json(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Any:
     """Return the value of a JSON body; long lists of numbers become NumberLists. Raises Failure: INVALID, TOO_LARGE."""
-    return parse(body, limits, depth=TENSOR_DEPTH, in_lists=True)
+    return parse(body, limits, number_lists=True)
 
 
 def parse_document(content_type: str, body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Any:

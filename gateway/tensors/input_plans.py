@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 
 class UnknownInput(Failure):
-    """INVALID: a request has an input that the model has not.
-
-    Args:
-        name: the name of the input.
-        message: as in Failure.
-    """
+    """INVALID: a request has an input `name` that the model has not."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(Code.INVALID, message)
@@ -38,14 +33,8 @@ class UnknownInput(Failure):
 class InputPlans:
     """The inputs of one version, by name, in the signature's order.
 
-    Args:
-        model: Name of the model, for messages.
-        signature: The version's signature.
-        rows_max: Limit on the rows of one request.
-        json_limits: Limits of one JSON document with inputs.
-        trial: Inputs that the model is known to run; None: none are known.
-
     Attributes:
+        trial: Inputs that the model is known to run; None: none are known.
         columns: The columns that a request may name in place of the inputs (named_columns.py); None: it may not.
         texts: Plans of requests that have texts in place of token ids (gateway/texts/text_plans.py); None: the version
             takes no texts.

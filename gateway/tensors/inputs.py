@@ -65,15 +65,7 @@ class Extent:
 
 
 class InputPlan:
-    """One input of a version: its spec in the forms that decoding needs.
-
-    Args:
-        model: Name of the model, for messages.
-        index: Position of the input in the signature.
-        spec: The input's spec.
-        batching: Whether dimension 0 is the rows.
-        rows_max: Limit on the rows of one request.
-    """
+    """One input of a version: its spec in the forms that decoding needs. `rows_max`: of one request."""
 
     def __init__(self, model: str, index: int, spec: TensorSpec, batching: bool, rows_max: int) -> None:
         self.model = model

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from millstream.gateway.tensors.json_document import loads, unparsable
@@ -27,6 +27,8 @@ WHOLE_BYTES_MAX = MIB
 #: the cost of a list or object, and of the key of a member, in plain values
 CONTAINER_VALUES = 8
 MEMBER_VALUES = 3
+#: Deepest level of a NumberList: document, inputs or instances, one of them, its data or one of its inputs.
+LISTS_DEPTH = 3
 _WINDOW_BYTES = MIB
 _MARK_BYTES = 8
 #: characters that are neither in numbers (NaN and Infinity included) nor between them
@@ -45,40 +47,29 @@ class JsonLimits(NamedTuple):
 DEFAULT_LIMITS = JsonLimits()
 
 
-def parse(text: bytes, limits: JsonLimits = DEFAULT_LIMITS, *, depth: int = -1, in_lists: bool = False) -> Any:
-    """Return the JSON value in `text`.
+def parse(text: bytes, limits: JsonLimits = DEFAULT_LIMITS, *, number_lists: bool = False) -> Any:
+    """Return the JSON value in `text`, which is UTF-8. Raises Failure: INVALID, or TOO_LARGE for a text over `limits`.
 
-    Args:
-        text: UTF-8.
-        limits: Limits of this document.
-        depth: Deepest level at which a long list of numbers becomes a NumberList. 0: only the whole value; -1: no list.
-        in_lists: Whether this also holds within the elements of a list.
-
-    Raises:
-        Failure: INVALID, or TOO_LARGE for a text over `limits`.
+    `number_lists`: long lists of numbers become NumberLists, down to LISTS_DEPTH.
     """
     if len(text) <= min(UNCOUNTED_BYTES_MAX, limits.bytes_max):
         return loads(text)
-    if (depth < 0 or len(text) <= WHOLE_BYTES_MAX) and _Count(limits).fits(text):
+    if (not number_lists or len(text) <= WHOLE_BYTES_MAX) and _Count(limits).fits(text):
         return loads(text)
     count = _Count(limits)
     lists: list[NumberList] = []
     mark = secrets.token_hex(_MARK_BYTES)  # random, so that no client can send it
-    document = loads(_cut_out(text, count, lists, mark.encode()))
+    document = [loads(_cut_out(text, count, lists, mark.encode()))]
     if lists:
-        document = _MarkReplacer(mark, text, lists, count, in_lists=in_lists).value(document, depth)
-    return document
+        _replace_marks(
+            document, mark, lists, lambda one: count.plain(text, one), LISTS_DEPTH + 1 if number_lists else 0
+        )
+    return document[0]
 
 
-def parse_json(
-    text: bytes, limits: JsonLimits = DEFAULT_LIMITS, *, depth: int = -1, in_lists: bool = False
-) -> dict[str, Any]:
-    """Return the JSON object in `text`. The arguments are those of `parse`.
-
-    Raises:
-        Failure: INVALID (not JSON, or no object), TOO_LARGE.
-    """
-    document = parse(text, limits, depth=depth, in_lists=in_lists)
+def parse_json(text: bytes, limits: JsonLimits = DEFAULT_LIMITS, *, number_lists: bool = False) -> dict[str, Any]:
+    """Return the JSON object in `text`. Raises Failure: INVALID (not JSON, or no object), TOO_LARGE."""
+    document = parse(text, limits, number_lists=number_lists)
     if type(document) is not dict:
         raise unparsable("the body is not a JSON object")
     return document
@@ -137,22 +128,24 @@ class _Count:
         self.words += 1
         self._check()
 
+    def plain(self, text: bytes, numbers: NumberList) -> Any:
+        """Count a list of numbers like everything else, and return it."""
+        self.structure(text, numbers.start, numbers.end)
+        return loads(text[numbers.start : numbers.end])
+
     def _check(self) -> None:
         bytes_max, values_max = self._limits
+        excess = ""
         if self.size_bytes > bytes_max:
-            raise _too_large(f"more than {bytes_max} bytes", "MILLSTREAM_REQUEST_BYTES_MAX")
-        if max(self.values, self.strings, self.words) > values_max:
-            raise _too_large(
-                f"more than {values_max} values, of which a list or an object counts as {CONTAINER_VALUES}",
-                "MILLSTREAM_REQUEST_BYTES_MAX",
+            excess = f"more than {bytes_max} bytes"
+        elif max(self.values, self.strings, self.words) > values_max:
+            excess = f"more than {values_max} values, of which a list or an object counts as {CONTAINER_VALUES}"
+        if excess:
+            raise Failure(
+                Code.TOO_LARGE,
+                f"the JSON document has {excess} (MILLSTREAM_REQUEST_BYTES_MAX): send large tensors in binary form, "
+                "or fewer of them",
             )
-
-
-def _too_large(excess: str, setting: str) -> Failure:
-    return Failure(
-        Code.TOO_LARGE,
-        f"the JSON document has {excess} ({setting}): send large tensors in binary form, or fewer of them",
-    )
 
 
 def _cut_out(text: bytes, count: _Count, lists: list[NumberList], mark: bytes) -> bytes:
@@ -210,43 +203,19 @@ def _string_end(text: bytes, quote: int) -> int:
         at = end + 1
 
 
-class _MarkReplacer:
-    """Replaces marks by NumberLists where these are allowed, and elsewhere by plain lists."""
+def _replace_marks(
+    document: list[Any], mark: str, lists: list[NumberList], plain: Callable[[NumberList], Any], depth: int
+) -> None:
+    """Replace marks by NumberLists in the outer `depth` levels, and below by plain lists.
 
-    def __init__(self, mark: str, text: bytes, lists: list[NumberList], count: _Count, *, in_lists: bool) -> None:
-        self._mark = mark
-        self._text = text
-        self._lists = lists
-        self._count = count
-        self._in_lists = in_lists
-
-    def value(self, value: Any, depth: int) -> Any:
-        """Return `value` with its marks replaced, in place where possible. `depth`: as in `parse`, from `value`."""
-        if self._is_mark(value):
-            numbers = self._lists[value[1]]
-            return numbers if depth >= 0 else self._plain(numbers)
-        if depth <= 0 or (type(value) is list and not self._in_lists):
-            self._plain_below(value)
-            return value
-        for key, element in enumerate(value) if type(value) is list else value.items():
-            if type(element) in {list, dict}:
-                value[key] = self.value(element, depth - 1)
-        return value
-
-    def _is_mark(self, value: Any) -> bool:
-        return type(value) is list and len(value) == 2 and value[0] == self._mark
-
-    def _plain(self, numbers: NumberList) -> Any:
-        self._count.structure(self._text, numbers.start, numbers.end)
-        return loads(self._text[numbers.start : numbers.end])
-
-    def _plain_below(self, value: Any) -> None:
-        """Replace all marks below `value` by plain lists. Does not recurse: nesting may be as deep as orjson allows."""
-        stack: list[Any] = [value]
-        while stack:
-            holder = stack.pop()
-            for key, element in enumerate(holder) if type(holder) is list else holder.items():
-                if self._is_mark(element):
-                    holder[key] = self._plain(self._lists[element[1]])
-                elif type(element) in {list, dict}:
-                    stack.append(element)
+    Does not recurse: nesting may be as deep as orjson allows.
+    """
+    stack: list[tuple[Any, int]] = [(document, depth)]
+    while stack:
+        holder, left = stack.pop()
+        for key, element in enumerate(holder) if type(holder) is list else holder.items():
+            if type(element) is list and len(element) == 2 and element[0] == mark:
+                numbers = lists[element[1]]
+                holder[key] = numbers if left > 0 else plain(numbers)
+            elif type(element) in {list, dict}:
+                stack.append((element, left - 1))

@@ -37,11 +37,7 @@ _INDEX_NAMES = frozenset({"", "index", "Unnamed: 0", "__index_level_0__"})
 class NamedColumns:
     """The columns of a version that takes a table: as one input, or each that the model uses as an input of its own.
 
-    Args:
-        plans: of the version's inputs.
-        names: of the columns, in the model's order.
-        without_null: names of those in which no value may be missing.
-        categories: of the columns that have them, by name.
+    `without_null`: names of those in which no value may be missing; `categories`: of those that have them.
     """
 
     def __init__(
@@ -139,9 +135,7 @@ class NamedColumns:
     def inputs(self, columns: Mapping[str, Values], *, named: bool = True) -> Inputs:
         """Return the inputs of the version. Raises Failure(INVALID), with the name of the column at fault.
 
-        Args:
-            columns: values by name.
-            named: whether the caller named them; numbers in columns without names are the codes of categories.
+        `named`: whether the caller named them; numbers in columns without names are the codes of categories.
         """
         self.check_names(columns)
         columns = {self._own_name(name): values for name, values in columns.items()}
@@ -237,13 +231,7 @@ def read_named(
 ) -> Inputs:
     """Return the inputs that a JSON document gives by name: those of the version, or the columns of its table.
 
-    Args:
-        plans: of the version's inputs.
-        values: JSON values by name.
-        read: reads the value of one of the version's own inputs.
-
-    Raises:
-        Failure: INVALID.
+    `read`: reads the value of one of the version's own inputs. Raises Failure(INVALID).
     """
     try:
         return join(plans, {name: read(plans.named(name), value) for name, value in values.items()})
@@ -266,13 +254,8 @@ def columns_given(plans: InputPlans, failure: Failure, names: Collection[Any]) -
 def plans_of_columns(plans: InputPlans, columns: NamedColumns, given: Sequence[tuple[str, Any, Any]]) -> InputPlans:
     """Return plans for a request that gives each column as a tensor of its own, [n] or [n, 1], of any datatype.
 
-    Args:
-        plans: of the version's inputs.
-        columns: of the version.
-        given: name, datatype and shape of each tensor as the request has them; their elements are not checked yet.
-
-    Raises:
-        Failure: INVALID: a column is unknown or missing.
+    `given`: name, datatype and shape of each as the request has them; their elements are not checked yet. Raises
+    Failure(INVALID): a column is unknown or missing.
     """
     specs = {
         name: TensorSpec(

@@ -128,13 +128,8 @@ def _from_number_list(plan: InputPlan, numbers: NumberList) -> tuple[Shape, byte
 def _flat(plan: InputPlan, value: object, first: int = 0) -> tuple[Shape, list[Any]]:
     """Return shape and elements of `value`. Works level by level, so that no nesting can exhaust the stack.
 
-    Args:
-        plan: Names the input in messages.
-        value: Lists nested evenly, or one element.
-        first: Index of the first element of `value` in the list that it is a part of.
-
-    Raises:
-        Failure: INVALID for ragged lists.
+    `first`: index of the first element of `value` in the list that it is a part of. Raises Failure(INVALID) for ragged
+    lists.
     """
     shape: list[int] = []
     level: list[Any] = [value]

@@ -56,12 +56,8 @@ class OutputOption(NamedTuple):
 class Extensions:
     """The extensions for the tensors of one version.
 
-    Args:
-        signature: The version's signature.
-        labels: Class names, by output.
-        memory: Shared memory of clients; None: not available.
-        bytes_max: Limit on one input in shared memory.
-        labelled: Adds labels to the outputs of a batch; None: the version answers none.
+    `labels`: class names, by output; `labelled`: adds labels to the outputs of a batch, if the version answers them;
+    `bytes_max`: limit on one input in shared memory, which is None where it is not available.
     """
 
     def __init__(
@@ -82,15 +78,10 @@ class Extensions:
         self._bytes_max = bytes_max
 
     def option(self, index: int, classes: int, span: Span | None) -> OutputOption | None:
-        """Return the option of an output, checked; None: its tensor goes into the reply.
+        """Return the option of the output at `index`, checked; None: its tensor goes into the reply.
 
-        Args:
-            index: Position of the output in the signature.
-            classes: How many classes the request asks for instead of the tensor; 0: the tensor.
-            span: Where the request asks for the tensor; None: in the reply.
-
-        Raises:
-            Failure: INVALID, UNSUPPORTED.
+        `classes`: how many the request asks for instead of the tensor, 0: none; `span`: where it asks for the tensor.
+        Raises Failure: INVALID, UNSUPPORTED.
         """
         spec = self._signature.outputs[index]
         if classes and span is not None:
@@ -126,13 +117,7 @@ Array = np.ndarray[Any, Any]
 
 
 class LabelledOutputs:
-    """Adds label and score to the outputs of a version, before the output that they are made of.
-
-    Args:
-        signature: the model's.
-        classes: the output, and how its scores become probabilities.
-        labels: the name of each class.
-    """
+    """Adds label and score to the outputs of a version, before the output that they are made of."""
 
     def __init__(self, signature: Signature, classes: Classes, labels: Sequence[str]) -> None:
         self._at = next(at for at, spec in enumerate(signature.outputs) if spec.name == classes.output)
@@ -186,16 +171,10 @@ def check_classifiable(spec: TensorSpec) -> None:
 
 
 def classify(output: OutputTensor, count: int, labels: Sequence[str], *, batching: bool) -> OutputTensor:
-    """Return the best classes of each row of `output`, or of the whole output when the version does not batch.
+    """Return the `count` best classes of each row of scores, or of the whole output when the version does not batch.
 
-    Args:
-        output: Scores.
-        count: How many classes to return for each row.
-        labels: Name of each class, by its index; may be shorter than the row.
-        batching: Whether dimension 0 is the rows.
-
-    Returns:
-        BYTES of shape (rows, min(count, classes)); without rows when the version does not batch.
+    The labels, by index, may be fewer than the classes. Returns BYTES of shape (rows, min(count, classes)), without
+    rows when the version does not batch.
     """
     assert isinstance(output.array, np.ndarray)
     scores = _comparable(output.datatype, output.array)

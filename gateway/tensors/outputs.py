@@ -169,12 +169,7 @@ def _piece(array: np.ndarray[Any, Any]) -> bytes:
 def text_of(output: OutputTensor, *, b64: bool = False) -> bytes:
     """Return the output as JSON, nested as its shape is. NaN and infinities are written as in Python and TensorFlow.
 
-    Args:
-        output: An output of any datatype.
-        b64: Write BYTES elements as `{"b64": "…"}` rather than as strings.
-
-    Raises:
-        Failure: INVALID for BYTES elements that are not UTF-8, without `b64`.
+    BYTES are strings, or with `b64` objects `{"b64": "…"}`. Raises Failure(INVALID) for strings that are not UTF-8.
     """
     array = output.array
     if isinstance(array, list):

@@ -19,12 +19,9 @@ from millstream.services.model.signature import TensorSpec
 
 
 class InputRows:
-    """The inputs of a request, from which rows are taken in order. `left`: rows that were not taken yet.
+    """The inputs of a request of at least one row, from which rows are taken in order. `left`: those not taken yet.
 
-    Args:
-        specs: of the inputs.
-        inputs: with dimension 0 as the rows, or ABSENT.
-        rows: at least 1.
+    `inputs`: with dimension 0 as the rows, or ABSENT.
     """
 
     __slots__ = ("_inputs", "_offsets", "_row_bytes", "_views", "left")
@@ -67,11 +64,7 @@ def _flat(data: Any) -> memoryview:
 
 
 class JoinedOutputs:
-    """The outputs of a request's parts, which come in any order.
-
-    Args:
-        rows: of the request.
-    """
+    """The outputs of the parts of a request of `rows` rows, which come in any order."""
 
     __slots__ = ("_columns", "_rows", "_texts")
 

@@ -21,9 +21,6 @@ from millstream.gateway.tensors.outputs import OutputTensor, answered, rows_of, 
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.signature import Signature, TensorSpec
 
-#: depth of the deepest long list of numbers: document, 'instances', one instance, one input
-TENSOR_DEPTH = 3
-
 _BYTES_SUFFIX = "_bytes"
 
 

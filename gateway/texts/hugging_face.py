@@ -34,9 +34,7 @@ def gives_texts(document: object) -> bool:
 def check_parameters(manifest: Manifest, document: Mapping[str, Any]) -> None:
     """Raise Failure(INVALID) for the parameters and options in a body that are not what the version does anyway.
 
-    Args:
-        manifest: of the version.
-        document: a body for which `gives_texts` holds.
+    `document`: a body for which `gives_texts` holds.
     """
     options = _members(document, "options")
     unknown = next((name for name in options if name not in _OPTIONS), None)

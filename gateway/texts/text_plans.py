@@ -115,11 +115,9 @@ def plans_of_texts(plans: InputPlans, failure: Failure) -> InputPlans | None:
 
 
 def token_inputs(plans: InputPlans, entries: Sequence[Sequence[int]]) -> tuple[Inputs, Array]:
-    """Return token ids as one request, and a mask of the tokens that are not padding. Raises Failure(INVALID).
+    """Return token ids of at least one row as one request, and a mask of the tokens that are not padding.
 
-    Args:
-        plans: inputs of which `takes_tokens` is true.
-        entries: the token ids of each row, at least one row.
+    `plans`: inputs of which `takes_tokens` is true. Raises Failure(INVALID).
     """
     width = _width(plans, entries)
     rows = len(entries)

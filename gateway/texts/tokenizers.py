@@ -101,9 +101,7 @@ class _Version:
 class Tokenizers:
     """Tokenizes the texts of a gateway. Use it in one event loop, and close it.
 
-    Args:
-        repository: with the files of versions.
-        seconds_max: how long the texts of one request may take.
+    `seconds_max`: how long the texts of one request may take.
     """
 
     def __init__(self, repository: FolderRepository, seconds_max: float = SECONDS_MAX) -> None:
@@ -155,12 +153,9 @@ class Tokenizers:
         return entries
 
     async def inputs(self, manifest: Manifest, plans: InputPlans, texts: InputTensor) -> Inputs:
-        """Return the inputs of a request with texts. Raises Failure as `ids`.
+        """Return the inputs of a request with texts: BYTES, (texts,), checked by the plans of texts.
 
-        Args:
-            manifest: of the version.
-            plans: the version's own plans, which take tokens.
-            texts: BYTES, (texts,), checked by the plans of texts.
+        `plans`: the version's own, which take tokens. Raises Failure as `ids`.
         """
         strings = await run_in_thread_if_large(texts.size_bytes, strings_of, texts)
         counts, entries = await self.encode(manifest, strings)

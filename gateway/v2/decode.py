@@ -45,7 +45,6 @@ from millstream.services.model.datatypes import BYTES
 _HEADER_DIGITS_MAX = 19
 #: Longer bodies are decoded in full, without an envelope, which bounds the cost of one parse.
 _ENVELOPE_BYTES_MAX = 1 << 20
-_DATA_DEPTH = 3  # document, inputs, input, data
 _FIELDS = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
 _NOT_NUMBERS = (ValueError, struct.error, OverflowError)
 
@@ -89,13 +88,7 @@ def parse_header_length(value: bytes | None) -> int | None:
 
 
 class V2Decoder:
-    """Decodes the requests of one version.
-
-    Args:
-        plans: plans of the version's inputs.
-        json_bytes_max: limit on the JSON part; binary tensors are not counted.
-        extensions: the version's extensions for tensors; None: no class names, no shared memory.
-    """
+    """Decodes the requests of one version. `json_bytes_max`: limit on the JSON part; binary tensors are not counted."""
 
     def __init__(self, plans: InputPlans, json_bytes_max: int, extensions: Extensions | None = None) -> None:
         self._model = plans.model
@@ -113,14 +106,10 @@ class V2Decoder:
         self._last_parts: BinaryEnvelope | None = None
 
     def decode(self, body: bytes | bytearray | memoryview, header_bytes: int | None) -> InferCall:
-        """Return the request in `body`; large binary tensors are views on it.
+        """Return the request in a decompressed body; large binary tensors are views on it.
 
-        Args:
-            body: the decompressed body of the HTTP request.
-            header_bytes: length of its JSON part; None: the whole body is JSON.
-
-        Raises:
-            Failure: INVALID; TOO_LARGE; UNSUPPORTED for sequences, and for shared memory where it is not allowed.
+        `header_bytes`: length of its JSON part; None: the whole body is JSON. Raises Failure: INVALID; TOO_LARGE;
+        UNSUPPORTED for sequences, and for shared memory where it is not allowed.
         """
         if header_bytes is None:
             if type(body) is not bytes:
@@ -171,7 +160,7 @@ class V2Decoder:
         if header_bytes > self._json_bytes_max:
             raise self._too_large(header_bytes)
         text = bytes(body[:header_bytes])
-        document = parse_json(text, self._plans.json_limits, depth=_DATA_DEPTH, in_lists=True)
+        document = parse_json(text, self._plans.json_limits, number_lists=True)
         try:
             call = self._read(self._plans, document, text, body[header_bytes:])
         except Failure as failure:
@@ -186,7 +175,7 @@ class V2Decoder:
         """Return the request in a body that is all JSON; an empty body is a raw request."""
         if not body:
             return self._decode_raw(memoryview(body))
-        document = parse_json(body, self._plans.json_limits, depth=_DATA_DEPTH, in_lists=True)
+        document = parse_json(body, self._plans.json_limits, number_lists=True)
         try:
             call = self._read(self._plans, document, body, memoryview(b""))
         except Failure as failure:
@@ -362,14 +351,7 @@ def _json_envelope(call: InferCall, body: bytes, plan: InputPlan) -> tuple[bytes
 def _binary_envelope(
     call: InferCall, text: bytes, items: list[dict[str, Any]], plans: dict[str, InputPlan]
 ) -> BinaryEnvelope | None:
-    """Return the envelope of a body with all its inputs in binary form.
-
-    Args:
-        call: the decoded request.
-        text: its JSON part.
-        items: the elements of `inputs` in it.
-        plans: plans of the version's inputs, by name.
-    """
+    """Return the envelope of a body with all its inputs in binary form: its JSON part `text`, with `inputs` in it."""
     tensors: dict[int, tuple[tuple[int, ...], int, int]] = {}
     at = len(text)
     for item in items:

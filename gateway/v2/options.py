@@ -46,16 +46,9 @@ class InferCall(NamedTuple):
 def read_options(
     document: dict[str, Any], rows: int, outputs: dict[str, int], model: str, extensions: Extensions
 ) -> Options:
-    """Return everything in a request but `inputs`, checked. Raises Failure.
+    """Return everything in a request but `inputs`, checked. `outputs`: indices in the signature. Raises Failure.
 
     Members that are null count as absent, because some clients write every field of their classes.
-
-    Args:
-        document: the request.
-        rows: rows of its inputs.
-        outputs: index in the signature of each output, by name.
-        model: name of the model, for messages.
-        extensions: the version's extensions for tensors.
     """
     request_id = document.get("id")
     if request_id is None:

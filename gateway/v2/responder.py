@@ -261,12 +261,7 @@ class RestRequest(Request):
 
 
 class RestResponder:
-    """Answers the requests of one version, all of which are RestRequests.
-
-    Args:
-        encoder: the version's encoder.
-        reply_budget: bounds large replies while they are written.
-    """
+    """Answers the requests of one version, all of which are RestRequests."""
 
     protocol = RequestProtocol.V2
 

@@ -1,19 +1,23 @@
-"""GET /v2, /v2/health/… and /v2/models…: metadata and readiness of the server, and of its models."""
+"""GET /v2, /v2/health/… and /v2/models…: metadata and readiness of the server and its models; all routes of v2."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Response
 
 from millstream.gateway.catalog.snapshot import ModelView, VersionView, version_number, visible
+from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import ref, reply
 from millstream.gateway.http.versioned import versioned
-from millstream.gateway.v2 import metadata
+from millstream.gateway.v2 import routes_infer, schemas
 from millstream.gateway.v2.schemas import ModelMetadata, ModelNames, ModelReady, ServerLive, ServerMetadata, ServerReady
+from millstream.services.access.scopes import LIST, Need, Row
+from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.version import VERSION
 
 router = APIRouter()
@@ -22,11 +26,11 @@ router = APIRouter()
 @router.get(
     "/v2",
     summary="Name, version and protocol extensions of the server",
-    responses=reply(ref(ServerMetadata), "The server.", example=metadata.server_metadata(VERSION, metadata.EXTENSIONS)),
+    responses=reply(ref(ServerMetadata), "The server.", example=schemas.server_metadata(VERSION, schemas.EXTENSIONS)),
 )
 @router.get("/v2/", include_in_schema=False)
 async def server_metadata(deps: DepsOf) -> dict[str, Any]:
-    return metadata.server_metadata(deps.version, metadata.extensions())
+    return schemas.server_metadata(deps.version, schemas.extensions())
 
 
 @router.get(
@@ -103,7 +107,7 @@ async def model_metadata(model: str, version: str | None, deps: DepsOf) -> dict[
     view, version_view = _find(deps, model, version)
     ready_versions = [number for number, other in sorted(view.versions.items()) if other.available]
     manifest = version_view.manifest
-    return {**metadata.model_metadata(manifest, ready_versions), **metadata.usage_parameters(manifest)}
+    return {**schemas.model_metadata(manifest, ready_versions), **schemas.usage_parameters(manifest)}
 
 
 @versioned(
@@ -138,3 +142,30 @@ def _find(deps: Deps, model: str, version: str | None) -> tuple[ModelView, Versi
     """Return a model and a version. Raises Failure(NOT_FOUND), also if `version` is not a number, as in Triton."""
     view = deps.catalog.snapshot.model(model)
     return view, view.version(None if version is None else version_number(model, version))
+
+
+INFERENCE = Tag("v2 inference", "The Open Inference Protocol v2, with Triton's binary tensors.", Place.OPEN)
+
+VERSIONED = ("", "/versions/{version}")
+
+
+def _rows() -> Iterator[tuple[tuple[str, str], Row]]:
+    for version in VERSIONED:
+        path = f"/v2/models/{{model}}{version}"
+        yield ("POST", f"{path}/infer"), Row(Need.INFER, "model")
+        for rest in ("", "/ready"):
+            yield ("GET", f"{path}{rest}"), Row(Need.DESCRIBE, "model")
+    for path in ("/v2", "/v2/", "/v2/health/live", "/v2/health/ready"):
+        yield ("GET", path), Row(Need.OPEN)
+    yield ("GET", "/v2/models"), LIST
+
+
+ADAPTER = Adapter(
+    routes=(
+        Routes(routes_infer.router, INFERENCE, order=0),
+        Routes(router, INFERENCE, order=40),
+    ),
+    access=dict(_rows()),
+    protocols=(RequestProtocol.V2,),
+    schemas=schemas.SCHEMAS,
+)

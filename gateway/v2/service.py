@@ -99,12 +99,8 @@ _ANSWERED = _AnsweredHandle()
 class InferService:
     """The InferHandler of a gateway.
 
-    Args:
-        router: finds the route of a request.
-        receive_budget: bounds bodies that are decompressed or decoded in threads.
-        body_bytes_max: limit on a decompressed body.
-        timeout_s_max: the longest timeout that a request may set.
-        texts: tokenizes requests with texts.
+    `receive_budget`: bounds bodies that are decompressed or decoded in threads; `body_bytes_max`: of a decompressed
+    body; `timeout_s_max`: the longest timeout that a request may set.
     """
 
     def __init__(
@@ -300,13 +296,8 @@ def v2_codec(
 ) -> Codec:
     """Return the codec of a version, for the router, which opens the version's lane.
 
-    Args:
-        labels_of: reads the class names of a version; raises Failure for label files that cannot be read.
-        memory: the registered shared memory of clients; None: they can register none.
-        reply_budget: bounds replies that are being written.
-        request_bytes_max: limit on a request's body, and on an input in shared memory.
-        manifest: of the version.
-        plans: of its inputs.
+    `labels_of`: reads class names, and raises Failure for files that cannot be read; `memory`: None where clients can
+    register none; `request_bytes_max`: limit on a body, and on an input in shared memory.
     """
     labels: Labels = {}
     labelled = None

@@ -44,11 +44,7 @@ class StoredKeys(NamedTuple):
 
 
 class AccessKeys:
-    """The keys of a repository. Safe for several threads and processes.
-
-    Args:
-        root: the repository's folder.
-    """
+    """The keys of a repository, whose folder is `root`. Safe for several threads and processes."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "keys"
@@ -107,14 +103,9 @@ class AccessKeys:
                 replace_file(self._path(document.id), _content(document))
 
     def change(self, name: str, change: Callable[[KeyDocument], KeyDocument]) -> KeyDocument:
-        """Replace a key by the result of `change`, and return it.
+        """Replace a key, by its id or name (the newest of a name), by the result of `change`, and return it.
 
-        Args:
-            name: the key's id or name; of a name the newest key.
-            change: returns the changed document.
-
-        Raises:
-            Failure: NOT_FOUND; or what `change` raises.
+        Raises Failure: NOT_FOUND; or what `change` raises.
         """
         with storage_errors(self._folder), self._locked(name):
             document = self.find(name)

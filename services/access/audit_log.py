@@ -47,11 +47,9 @@ class Who(NamedTuple):
 
 
 class AuditLog:
-    """The audit log of one gateway. Safe for several threads.
+    """The audit log of one gateway, in the repository's folder `root`. Safe for several threads.
 
-    Args:
-        root: the repository's folder.
-        writer: name of machine and gateway.
+    `writer`: name of machine and gateway.
     """
 
     def __init__(self, root: Path, writer: str) -> None:
@@ -153,15 +151,10 @@ class Wanted(NamedTuple):
 
 
 def audit_entry(now: float, who: Who, what: str, target: str, outcome: int | str, changes: Changes) -> dict[str, Any]:
-    """Return an entry of the audit log.
+    """Return an entry of the audit log. `now`: seconds since the epoch.
 
-    Args:
-        now: seconds since the epoch.
-        who: made the call.
-        what: the operation.
-        target: method and path, or the full name of a gRPC method.
-        outcome: the HTTP status, or the gRPC status code.
-        changes: what the operation says that it changed, and of which model.
+    `target`: method and path, or the full name of a gRPC method; `outcome`: the HTTP or gRPC status; `changes`: what
+    the operation says that it changed, and of which model.
     """
     return {
         "at": round(now, 3),

@@ -236,13 +236,7 @@ class Settlement:
         self._seen: dict[str, dict[str, Use]] = {}  # by gateway and key, the gateway that was seen last at the end
 
     def apply(self, texts: Mapping[str, str], accounts: Mapping[str, Account], now: float) -> None:
-        """Charge what other gateways let in since the last call.
-
-        Args:
-            texts: by gateway, of all live gateways except this one.
-            accounts: by key, of this gateway.
-            now: an instant of the monotonic clock.
-        """
+        """Charge what other gateways let in since the last call: texts of all live gateways, except this one."""
         added: dict[str, Use] = {}
         for gateway, text in texts.items():
             before = self._seen.pop(gateway, None)

@@ -57,15 +57,10 @@ class TokenizerProcess:
 
     @classmethod
     async def start(cls, content: bytes, what: str) -> TokenizerProcess:
-        """Return a process that has read a tokenizer.json.
+        """Return a process that has read a tokenizer.json; `what`: "the tokenizer.json of model 'm'", for messages.
 
-        Args:
-            content: of the file.
-            what: the file, for messages: "the tokenizer.json of model 'm'".
-
-        Raises:
-            Failure: INVALID, for a file that cannot be read within the limits; UNSUPPORTED, the library is not
-                installed; UNAVAILABLE, no process can be started.
+        Raises Failure: INVALID, for a file that cannot be read within the limits; UNSUPPORTED, the library is not
+        installed; UNAVAILABLE, no process can be started.
         """
         if find_spec("tokenizers") is None:
             raise Failure(

@@ -28,7 +28,7 @@ from millstream.gateway.texts.text_plans import (
     token_inputs,
 )
 from millstream.gateway.v2.decode import V2Decoder
-from millstream.gateway.v2.metadata import model_metadata, usage_parameters
+from millstream.gateway.v2.schemas import model_metadata, usage_parameters
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.signature import Signature, TensorSpec

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from millstream.gateway.connection.error_reply import error_body
-from millstream.gateway.v2.metadata import EXTENSIONS, model_metadata, server_metadata
+from millstream.gateway.v2.schemas import EXTENSIONS, model_metadata, server_metadata
 from millstream.services.environment import child_environment
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.model.signature import Signature, TensorSpec
@@ -57,7 +57,7 @@ def test_error_body() -> None:
 
 @pytest.mark.parametrize(("chosen", "listed"), [("all", True), ("-triton", False)])
 def test_the_extensions_of_a_plug_in_are_listed_while_it_is_on(chosen: str, listed: bool) -> None:
-    code = "from millstream.gateway.v2.metadata import extensions; print(*extensions())"
+    code = "from millstream.gateway.v2.schemas import extensions; print(*extensions())"
     environment = child_environment({"MILLSTREAM_PLUGINS": chosen})
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     found = done.stdout.split()

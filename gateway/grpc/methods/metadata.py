@@ -17,7 +17,7 @@ from millstream.gateway.catalog.snapshot import ModelView, VersionView, version_
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.grpc.methods.infer import check_version
 from millstream.gateway.http.deps import Deps
-from millstream.gateway.v2.metadata import extensions, model_metadata, server_metadata
+from millstream.gateway.v2.schemas import extensions, model_metadata, server_metadata
 from millstream.services.errors import Code, Failure
 
 

@@ -23,7 +23,7 @@ from millstream.gateway.tensors.nested_lists import row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.output_options import Extensions
 from millstream.gateway.tensors.outputs import OutputTensor, rows_of, text_of
-from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, row_names
+from millstream.gateway.tensors.rows_json import row_names
 from millstream.services.errors import invalid, not_found
 from millstream.services.model.datatypes import BYTES
 
@@ -38,7 +38,7 @@ def servable_not_found(model: str, version: str | None, hint: str = "") -> Excep
 
 def read_document(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, Any]:
     """Return the JSON object in `text`, and check the signature that it names. Raises Failure(INVALID)."""
-    document = parse(text, limits, depth=TENSOR_DEPTH, in_lists=True)
+    document = parse(text, limits, number_lists=True)
     if type(document) is not dict:
         raise invalid("the request is a JSON object with 'instances' or 'inputs'")
     check_signature_name(document)

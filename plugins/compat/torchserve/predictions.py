@@ -26,7 +26,7 @@ from millstream.gateway.tensors.named_columns import read_named
 from millstream.gateway.tensors.nested_lists import from_array, is_b64, lacks_rows, row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.outputs import OutputTensor, answered, rows_of, text_of
-from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, read_predict
+from millstream.gateway.tensors.rows_json import read_predict
 from millstream.gateway.texts.text_plans import expect_no_text
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
@@ -52,7 +52,7 @@ def read(plans: InputPlans, content_type: str, body: bytes) -> Prediction:
     if kind == _FORM:
         return _read_form(plans, parts_of(content_type, body))
     if kind == forms.JSON:
-        return _read_value(plans, parse(body, plans.json_limits, depth=TENSOR_DEPTH, in_lists=True))
+        return _read_value(plans, parse(body, plans.json_limits, number_lists=True))
     if kind in {forms.JSON_LINES, forms.CSV, forms.NPY}:
         return Prediction(forms.reader(kind)(plans, body).inputs, single=False)
     if kind not in _UNSPECIFIC and not _takes_bytes(plans):
@@ -102,7 +102,7 @@ def _parsed(part: bytes, limits: JsonLimits) -> Any:
     if not begins_json(part):
         return None
     try:
-        return parse(part, limits, depth=TENSOR_DEPTH, in_lists=True)
+        return parse(part, limits, number_lists=True)
     except Failure as failure:
         if failure.code is Code.TOO_LARGE:
             raise

@@ -16,7 +16,7 @@ from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import ref, reply
 from millstream.gateway.http.versioned import versioned
-from millstream.gateway.v2.adapter import INFERENCE, VERSIONED
+from millstream.gateway.v2.routes_models import INFERENCE, VERSIONED
 from millstream.plugins.compat.triton import routes_generate, routes_repository, routes_shared_memory, routes_trace
 from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.schemas import SCHEMAS, ModelConfiguration, Statistics

@@ -33,7 +33,7 @@ class GenerateRequest(NamedTuple):
 
 def read(plans: InputPlans, body: bytes) -> GenerateRequest:
     """Return the request in `body`. Raises Failure(INVALID)."""
-    document = parse_json(body, plans.json_limits, depth=1)
+    document = parse_json(body, plans.json_limits, number_lists=True)
     request_id = document.pop("id", None) or ""
     if type(request_id) is not str:
         raise_mistyped("id", "string")

@@ -21,7 +21,7 @@ from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.principal import CALLER
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.grpc.handlers import MethodTable
-from millstream.gateway.v2 import adapter as v2
+from millstream.gateway.v2 import routes_models as v2
 from millstream.plugins.compat.tfserving.grpc import schema
 from millstream.services.access.scopes import Grants, Need, Row, grants_of
 from tests.kit.access_rows import GRPC, HTTP
