@@ -35,7 +35,7 @@ from millstream.gateway.scheduling.readiness import Preloads, ReadinessProbe
 from millstream.gateway.scheduling.router import Router
 from millstream.gateway.tensors.output_options import ClientRegions
 from millstream.gateway.texts.tokenizers import Tokenizers
-from millstream.gateway.v2.service import InferService, Labels, read_labels, v2_codec
+from millstream.gateway.v2.service import InferService, v2_codec
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import end_fork_server
 from millstream.services.installation import installation_name, shared_metrics
@@ -129,7 +129,9 @@ class Gateway:
             SharedParts(budgets.admission, budgets.segments, self.quarantine, self.access.gate, self.recorder),
             self.registry,
             host_token(settings.shm_dir),
-            partial(v2_codec, self._labels, self.client_memory, budgets.replies, settings.request_bytes_max),
+            partial(
+                v2_codec, self.repository.local_path, self.client_memory, budgets.replies, settings.request_bytes_max
+            ),
         )
 
     def _catalog(self) -> Catalog:
@@ -193,9 +195,6 @@ class Gateway:
 
     def _manifests(self) -> list[Manifest]:
         return [view.manifest for model in self.snapshots.current.models.values() for view in model.versions.values()]
-
-    def _labels(self, manifest: Manifest) -> Labels:
-        return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
 
     def _tell_sandbox(self) -> None:
         """Log and export what confines uploads on this machine. It starts a process where Landlock is missing."""

@@ -169,16 +169,13 @@ class UploadForm:
     def _open_part(self, name: str) -> Sink:
         if name == _MODEL:
             self._has_model = True
-            return self._add_model
+            return lambda piece: self._pieces.append(piece)  # noqa: PLW0108 - `feed` replaces the list
         if name == _CONFIG:
             self._config = bytearray()
             return self._add_config
         raise invalid(
             f"the form has a part '{name[:_NAME_CHARACTERS_MAX]}': only 'model' (a file) and 'config' (JSON) are known"
         )
-
-    def _add_model(self, piece: bytes) -> None:
-        self._pieces.append(piece)
 
     def _add_config(self, piece: bytes) -> None:
         assert self._config is not None

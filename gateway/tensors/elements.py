@@ -17,12 +17,9 @@ import numpy as np
 
 from millstream.gateway.tensors.inputs import Extent, InputPlan
 from millstream.gateway.tensors.json_document import raise_mistyped
-from millstream.gateway.tensors.number_list import NumberList
+from millstream.gateway.tensors.number_list import DEPTH_MAX, NumberList
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BYTES
-
-#: deepest nesting of lists in `data`, as in newer reference servers
-DEPTH_MAX = 100
 
 _BACKSLASH = ord("\\")  # searching for an int is faster than for a bytes object of length 1
 _LENGTH = struct.Struct("<I")

@@ -92,14 +92,6 @@ def from_json(plans: InputPlans, document: Any) -> ParsedBody:
     return ParsedBody(*read_predict(plans, document))
 
 
-def _read_json(plans: InputPlans, body: bytes) -> ParsedBody:
-    return from_json(plans, parse_json(body, plans.json_limits))
-
-
-def _read_lines(plans: InputPlans, body: bytes) -> ParsedBody:
-    return from_json(plans, parse_lines(body, plans.json_limits))
-
-
 def _read_csv(plans: InputPlans, body: bytes, header: bool | None = None) -> ParsedBody:
     """Return the inputs in a CSV. `header`: whether its first line has names; None: the line shows it."""
     rows = _csv_rows(body)
@@ -261,8 +253,8 @@ def _for_tokens(read: Callable[[InputPlans, bytes], ParsedBody]) -> Callable[[In
 
 
 _READERS: dict[str, Callable[[InputPlans, bytes], ParsedBody]] = {
-    JSON: _read_json,
-    JSON_LINES: _read_lines,
+    JSON: lambda plans, body: from_json(plans, parse_json(body, plans.json_limits)),
+    JSON_LINES: lambda plans, body: from_json(plans, parse_lines(body, plans.json_limits)),
     CSV: _for_tokens(_read_csv),
     NPY: _for_tokens(_read_npy),
 }

@@ -128,7 +128,10 @@ class InputPlan:
         if len(shape) != len(self.shape) or any(
             want not in {-1, got} for want, got in zip(self.shape, shape, strict=True)
         ):
-            raise self._unexpected_shape(shape)
+            raise invalid(
+                f"unexpected shape for input '{self.name}' for model '{self.model}'. "
+                f"Expected {_dims(self.shape)}, got {excerpt(_dims(shape))}."
+            )
         if self._batching and shape[0] > self._rows_max:
             raise invalid(f"inference request batch-size must be <= {self._rows_max} for '{self.model}'")
         size_bytes = elements * self.item_bytes if self.item_bytes else -1
@@ -164,12 +167,6 @@ class InputPlan:
         return invalid(
             f"input byte size mismatch for input '{self.name}' for model '{self.model}'. "
             f"Expected {extent.size_bytes}, got {size_bytes}"
-        )
-
-    def _unexpected_shape(self, shape: tuple[int, ...]) -> Failure:
-        return invalid(
-            f"unexpected shape for input '{self.name}' for model '{self.model}'. "
-            f"Expected {_dims(self.shape)}, got {excerpt(_dims(shape))}."
         )
 
     def _refuse_datatype(self, datatype: object) -> None:

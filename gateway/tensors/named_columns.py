@@ -80,8 +80,8 @@ class NamedColumns:
 
     def check_names(self, names: Collection[str]) -> None:
         """Raise Failure(INVALID) for a column that is unknown or missing."""
-        own = {name: self._own_name(name) for name in names}
-        unknown = next((name for name in names if own[name] not in self._known), None)
+        own = [self._own_name(name) for name in names]
+        unknown = next((name for name, known in zip(names, own, strict=True) if known not in self._known), None)
         if unknown is not None:
             index = " (the index of a DataFrame is no column: leave it out)" if unknown in _INDEX_NAMES else ""
             question = did_you_mean(unknown, self.names)
@@ -89,9 +89,9 @@ class NamedColumns:
                 f"column '{excerpt(unknown)}' is unknown{index}{question}: the model's columns are "
                 f"{self.text_of_names()}"
             )
-        given = set(own.values())
+        given = set(own)
         if len(given) < len(own):
-            (twice, _), *_ = Counter(own.values()).most_common(1)
+            (twice, _), *_ = Counter(own).most_common(1)
             raise invalid(f"column '{excerpt(twice)}' is there twice")
         missing = next((name for name in self._needed if name not in given), None)
         if missing is not None:
@@ -107,9 +107,6 @@ class NamedColumns:
     def of_texts(self, header: Sequence[str], *lines: Sequence[str]) -> Inputs:
         """Return the inputs in a CSV, whose first line has the names. Raises Failure(INVALID)."""
         self.check_names(header)
-        if len(set(header)) < len(header):
-            (twice, _), *_ = Counter(header).most_common(1)
-            raise invalid(f"column '{excerpt(twice)}' is there twice")
         cells = zip(*lines, strict=True) if lines else [()] * len(header)
         return self.inputs({name: self._of_texts(name, texts) for name, texts in zip(header, cells, strict=True)})
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from millstream.gateway.tensors.elements import DEPTH_MAX, raw_from_strings
+from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plans import CheckedInput
 from millstream.gateway.tensors.inputs import InputPlan, InputTensor
-from millstream.gateway.tensors.number_list import NumberList
+from millstream.gateway.tensors.number_list import DEPTH_MAX, NumberList
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BYTES, FLOATS, NUMPY
 
@@ -239,17 +239,13 @@ def from_array(plan: InputPlan, array: np.ndarray[Any, Any]) -> CheckedInput:
     elif plan.datatype == "BOOL":
         data = np.ascontiguousarray(array.view(np.uint8) != 0)  # a file may hold any byte
     else:
-        if plan.datatype not in FLOATS and plan.datatype != "BOOL":
-            _check_range(plan, array, wanted)
+        if plan.datatype not in FLOATS and array.size:
+            limits = np.iinfo(wanted)
+            if int(array.min()) < limits.min or int(array.max()) > limits.max:
+                raise invalid(f"input '{plan.name}': a number is out of the range of {plan.datatype}")
         with np.errstate(over="ignore"):
             data = np.ascontiguousarray(array, wanted)
     return CheckedInput(extent, InputTensor(extent.shape, data.reshape(extent.shape), data.nbytes))
-
-
-def _check_range(plan: InputPlan, array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
-    limits = np.iinfo(dtype)
-    if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
-        raise invalid(f"input '{plan.name}': a number is out of the range of {plan.datatype}")
 
 
 def _raw_of_strings(plan: InputPlan, array: np.ndarray[Any, Any]) -> bytes:

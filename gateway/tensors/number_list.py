@@ -18,7 +18,7 @@ from millstream.gateway.tensors.json_document import loads, unparsable
 from millstream.services.errors import Code, Failure
 
 LIST_BYTES_MIN = 64 * 1024  # shorter lists are parsed at once
-DEPTH_MAX = 100  # nesting of lists, as in elements.py
+DEPTH_MAX = 100  # nesting of lists, as in newer reference servers
 PIECE_BYTES = 128 * 1024  # text that is parsed at once
 #: limits of one element of the outermost list in `rows`, which parses each element in one call
 ELEMENT_BYTES_MAX = 16 << 20
@@ -77,7 +77,7 @@ class NumberList:
         while at < end:
             cut = end if end - at <= PIECE_BYTES else text.rfind(b",", at, at + PIECE_BYTES)
             if cut < 0:
-                raise _no_comma()
+                raise unparsable(f"a number, or the white space beside it, is longer than {PIECE_BYTES} bytes")
             piece = text[at:cut]
             if at > self.start:
                 _check_edge(piece.lstrip(_SPACE)[:1], b"]")
@@ -98,8 +98,10 @@ class NumberList:
             cut = self._cut(at, end)
             piece = text[at:cut]
             _check_edge(piece.strip(_SPACE)[:1], b"")
-            if len(piece) > PIECE_BYTES:
-                _check_element(piece)
+            if len(piece) > PIECE_BYTES and (
+                piece.count(b"[") > ELEMENT_LISTS_MAX or piece.count(b",") > ELEMENT_VALUES_MAX
+            ):
+                raise _element_too_large()
             yield loads(b"[%b]" % piece)
             at = cut + 1
 
@@ -160,15 +162,6 @@ def _check_edge(character: bytes, forbidden: bytes) -> None:
     """Raise Failure(INVALID) for a comma that has no element on one of its sides."""
     if character in {b"", forbidden}:
         raise unparsable("a list has a comma too many")
-
-
-def _no_comma() -> Failure:
-    return unparsable(f"a number, or the white space beside it, is longer than {PIECE_BYTES} bytes")
-
-
-def _check_element(text: bytes) -> None:
-    if text.count(b"[") > ELEMENT_LISTS_MAX or text.count(b",") > ELEMENT_VALUES_MAX:
-        raise _element_too_large()
 
 
 def _element_too_large() -> Failure:

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from millstream.gateway.tensors.elements import raw_from_strings
-from millstream.services.errors import Failure, invalid
+from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BYTES, NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
 
@@ -207,11 +207,7 @@ def _texts(elements: list[bytes], *, b64: bool) -> list[Any]:
     try:
         return [element.decode() for element in elements]
     except UnicodeDecodeError:
-        raise _not_utf8() from None
-
-
-def _not_utf8() -> Failure:
-    return invalid(
-        "an output holds bytes that are not UTF-8 and have no JSON form: name the output '…_bytes', or use v2 with "
-        "binary data"
-    )
+        raise invalid(
+            "an output holds bytes that are not UTF-8 and have no JSON form: name the output '…_bytes', or use v2 with "
+            "binary data"
+        ) from None

@@ -75,7 +75,7 @@ def read_with_texts(plans: InputPlans, read: Callable[[InputPlans], T], *, strin
         read: reads the request with plans.
         strings: whether the request gives strings without the name of an input: texts, if the version takes them.
     """
-    if strings and plans.texts is not None and not _takes_strings(plans):
+    if strings and plans.texts is not None and all(plan.datatype != BYTES for plan in plans):
         return read(plans.texts), True
     try:
         return read(plans), False
@@ -102,10 +102,6 @@ def are_strings(document: object) -> bool:
         return True
     values = document.get("instances") if isinstance(document, dict) else document
     return type(values) is list and set(map(type, values)) == {str}
-
-
-def _takes_strings(plans: InputPlans) -> bool:
-    return any(plan.datatype == BYTES for plan in plans)
 
 
 def plans_of_texts(plans: InputPlans, failure: Failure) -> InputPlans | None:

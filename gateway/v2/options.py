@@ -57,21 +57,17 @@ def read_options(
         raise_mistyped("id", "string")
     elif len(request_id) > ID_CHARACTERS_MAX:
         raise invalid(f"the request's 'id' is longer than {ID_CHARACTERS_MAX} characters")
-    elif not request_id.isascii():
-        _check_unicode(request_id)
+    else:
+        try:
+            request_id.encode()
+        except UnicodeEncodeError:
+            raise invalid("Unable to parse 'id': the string is not valid Unicode") from None
     parameters = document.get("parameters")
     binary_default, timeout_s, priority = (False, None, 0) if parameters is None else _read_parameters(parameters)
     requested = document.get("outputs")
     output_options: dict[int, OutputOption] = {}
     wanted = None if requested is None else _read_outputs(requested, outputs, model, extensions, output_options)
     return Options(rows, request_id, wanted, binary_default, timeout_s, priority, output_options or None)
-
-
-def _check_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise invalid("Unable to parse 'id': the string is not valid Unicode") from None
 
 
 def _read_parameters(value: object) -> tuple[bool, float | None, int]:

@@ -25,9 +25,9 @@ from millstream.gateway.connection.budgets import ReplyBudget
 from millstream.gateway.connection.error_reply import JSON_HEADERS, error_reply, internal_failure
 from millstream.gateway.connection.infer_handler import HttpReply, ReplyHeaders, reply_headers
 from millstream.gateway.http.compression import choose_encoding, compress
-from millstream.gateway.observing.finished import BatchTiming, server_timing
+from millstream.gateway.observing.finished import server_timing
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
-from millstream.gateway.scheduling.request import FORM_HEADER, Request, RequestLane, served_by
+from millstream.gateway.scheduling.request import FORM_HEADER, Request, served_by
 from millstream.gateway.tensors.output_options import Extensions, OutputOption
 from millstream.gateway.tensors.outputs import (
     PIECE_ELEMENTS,
@@ -337,11 +337,13 @@ class RestResponder:
         cast("RestRequest", request).done_with(error_reply(failure))
 
     def _send(self, request: RestRequest, headers: ReplyHeaders, body: bytes) -> None:
-        added = b"" if request.timing is None else _timing_line(request.timing, request.arrival)
+        added = b""
+        if request.timing is not None and request.timing.shown:
+            added = b"server-timing: %b\r\n" % server_timing(request.timing, request.arrival)
         if request.form:
             added += b"%b: %b\r\n" % (FORM_HEADER, served_by(request))
-        if request.load_format is not None:
-            added += _load_line(request.lane, request.load_format)
+        if request.load_format is not None and (wanted := wanted_format(request.load_format)) is not None:
+            added += b"%b: %b\r\n" % (HEADER, load_report(request.lane.load, wanted))
         reply: HttpReply = _new(HttpReply, (200, headers, body, added))
         try:
             if request.accept_encoding is not None and len(body) >= COMPRESS_BYTES_MIN:
@@ -373,15 +375,6 @@ class RestResponder:
         finally:
             self._reply_budget.release(size_bytes)
         done(compressed)
-
-
-def _timing_line(timing: BatchTiming, arrival: float) -> bytes:
-    return b"server-timing: %b\r\n" % server_timing(timing, arrival) if timing.shown else b""
-
-
-def _load_line(lane: RequestLane, asked: bytes) -> bytes:
-    wanted = wanted_format(asked)
-    return b"" if wanted is None else b"%b: %b\r\n" % (HEADER, load_report(lane.load, wanted))
 
 
 @lru_cache(maxsize=256)

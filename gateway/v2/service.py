@@ -27,7 +27,7 @@ from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.v2.decode import V2Decoder, parse_header_length
 from millstream.gateway.v2.options import InferCall
 from millstream.gateway.v2.responder import Done, RestRequest, RestResponder, V2Encoder
-from millstream.services.errors import Code, Failure, invalid
+from millstream.services.errors import Code, Failure
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.version_files import overwritten, read_label_names
@@ -270,24 +270,8 @@ class InferService:
         deferred.done(error_reply(failure))
 
 
-Labels = dict[str, tuple[str, ...]]
-
-
-def read_labels(folder: Path, manifest: Manifest) -> Labels:
-    """Return the class names of each output of the version in `folder`.
-
-    Raises:
-        Failure: INVALID for a file that is not in the version's list, cannot be read, or was changed.
-    """
-    try:
-        names = {path: read_label_names(folder, path, manifest.files) for path in set(manifest.config.labels.values())}
-    except Failure as failure:
-        raise invalid(failure.message + overwritten(manifest)) from None
-    return {output: names[path] for output, path in manifest.config.labels.items()}
-
-
 def v2_codec(
-    labels_of: Callable[[Manifest], Labels],
+    folder_of: Callable[[str, int], Path],
     memory: ClientRegions | None,
     reply_budget: ReplyBudget,
     request_bytes_max: int,
@@ -296,20 +280,22 @@ def v2_codec(
 ) -> Codec:
     """Return the codec of a version, for the router, which opens the version's lane.
 
-    `labels_of`: reads class names, and raises Failure for files that cannot be read; `memory`: None where clients can
-    register none; `request_bytes_max`: limit on a body, and on an input in shared memory.
+    `folder_of`: model and version -> the folder of its label files; `memory`: None where clients can register none;
+    `request_bytes_max`: limit on a body, and on an input in shared memory.
     """
-    labels: Labels = {}
+    labels: dict[str, tuple[str, ...]] = {}
     labelled = None
     failure = ""
-    if manifest.config.labels:
+    if files := manifest.config.labels:
         try:
-            labels = labels_of(manifest)
+            folder = folder_of(manifest.model, manifest.version)
+            names = {path: read_label_names(folder, path, manifest.files) for path in set(files.values())}
+            labels = {output: names[path] for output, path in files.items()}
             if (classes := manifest.config.classes) is not None:
                 labelled = LabelledOutputs(manifest.signature, classes, labels[classes.output])
         except Failure as unreadable:
-            log.warning("version %s of %s: %s", manifest.version, manifest.model, unreadable.message)
-            failure = unreadable.message
+            failure = unreadable.message + overwritten(manifest)
+            log.warning("version %s of %s: %s", manifest.version, manifest.model, failure)
     extensions = Extensions(manifest.answered, labels, memory, request_bytes_max, labelled)
     encoder = V2Encoder(manifest.model, manifest.version, manifest.answered, extensions)
     decoder = V2Decoder(plans, request_bytes_max, extensions)

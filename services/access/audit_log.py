@@ -121,7 +121,7 @@ def _entries(path: Path) -> Iterator[dict[str, Any]]:
                 yield entry
 
 
-def _instant(entry: dict[str, Any]) -> float:
+def _instant(entry: Mapping[str, Any]) -> float:
     at = entry.get("at")
     return float(at) if isinstance(at, int | float) else 0.0
 
@@ -142,12 +142,12 @@ class Wanted(NamedTuple):
 
     def matches(self, entry: Mapping[str, Any]) -> bool:
         """Whether an entry is wanted."""
-        by, at = str(entry.get("by", "")), entry.get("at")
+        by = str(entry.get("by", ""))
         if self.key is not None and self.key not in {entry.get("key"), by} and not by.endswith(f" ({self.key})"):
             return False
         if self.model is not None and not fnmatchcase(str(entry.get("model") or ""), self.model):
             return False
-        return self.since <= (at if isinstance(at, int | float) else 0.0) < self.until
+        return self.since <= _instant(entry) < self.until
 
 
 def audit_entry(now: float, who: Who, what: str, target: str, outcome: int | str, changes: Changes) -> dict[str, Any]:

@@ -74,13 +74,9 @@ class Grants:
             return True
         if need is Need.METRICS or need is Need.MEMORY:
             return self.metrics if need is Need.METRICS else self.memory
-        globs = self._globs(need)
+        by_need = {Need.INFER: self.infer, Need.READ: self.read, Need.WRITE: self.write}
+        globs = self.infer + self.read if need is Need.DESCRIBE else by_need.get(need, ())
         return bool(globs) if model is None else _matches(globs, model)
-
-    def _globs(self, need: Need) -> Globs:
-        if need is Need.DESCRIBE:
-            return self.infer + self.read
-        return {Need.INFER: self.infer, Need.READ: self.read, Need.WRITE: self.write}.get(need, ())
 
 
 #: of the admin key, and of the token in the home

@@ -126,7 +126,8 @@ class Loopback:
         self.producer._links["cpu"] = self.link
         memory = ClientMemory(home, "loopback", allowed=False)
         self.reply_budget = ReplyBudget(self.settings.reply_unread_bytes_max)
-        codec_of = partial(v2_codec, lambda _: {}, memory, self.reply_budget, self.settings.request_bytes_max)
+        folder_of, bytes_max = self.repository.local_path, self.settings.request_bytes_max
+        codec_of = partial(v2_codec, folder_of, memory, self.reply_budget, bytes_max)
         demands = Demands(lambda: Snapshot({}, ()), self.producer.lanes, lambda *_: Footprint(0), ScaleView())
         quarantine = Quarantine(
             tally.gauge(catalogue.REQUESTS_QUARANTINED),
