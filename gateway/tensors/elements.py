@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import chain
 from types import NoneType
 from typing import Any
@@ -19,10 +20,9 @@ from millstream.gateway.tensors.inputs import Extent, InputPlan
 from millstream.gateway.tensors.json_document import raise_mistyped
 from millstream.gateway.tensors.number_list import DEPTH_MAX, NumberList
 from millstream.services.errors import invalid
-from millstream.services.model.datatypes import BYTES
+from millstream.services.model.datatypes import BYTES, LENGTH_BYTES, encode_elements, end_of_elements
 
 _BACKSLASH = ord("\\")  # searching for an int is faster than for a bytes object of length 1
-_LENGTH = struct.Struct("<I")
 _TO_BOOLEAN = b"\x00" + b"\x01" * 255  # a table for bytes.translate
 _PACK_ERRORS = (struct.error, OverflowError, TypeError, ValueError)
 
@@ -129,15 +129,9 @@ def _raw_bool_or_bytes(plan: InputPlan, extent: Extent, data: list[Any]) -> byte
     if plan.datatype == "BOOL":
         return bytes(flat)
     try:
-        return raw_from_strings([text.encode() for text in flat])
+        return encode_elements([text.encode() for text in flat])
     except UnicodeEncodeError:
         raise invalid(f"Unable to parse 'data': a string is not valid Unicode{plan.where}") from None
-
-
-def raw_from_strings(elements: list[bytes]) -> bytes:
-    """Return BYTES elements in raw form: each is preceded by its length as 4 bytes, little-endian."""
-    lengths = map(_LENGTH.pack, map(len, elements))
-    return b"".join(chain.from_iterable(zip(lengths, elements, strict=True)))
 
 
 def _strict(plan: InputPlan, data: list[Any], types: set[type]) -> list[Any]:
@@ -209,15 +203,10 @@ def normalize_booleans(data: memoryview) -> memoryview | bytes:
 def check_strings(plan: InputPlan, extent: Extent, data: memoryview) -> None:
     """Raise Failure(INVALID) unless the lengths in a raw BYTES tensor lead to its end in `extent.elements` steps."""
     end = len(data)
-    at = 0
-    if extent.elements * _LENGTH.size <= end:  # else the loop could be long for few bytes
-        try:
-            for _ in range(extent.elements):
-                at += _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
-        except struct.error:
-            at = -1
-        if at == end:
-            return
+    if extent.elements * LENGTH_BYTES <= end:  # else the loop could be long for few bytes
+        with suppress(struct.error):
+            if end_of_elements(data, 0, extent.elements) == end:
+                return
     raise invalid(
         f"the {end} bytes of BYTES data are not {extent.elements} elements, each after its length as 4 bytes"
         f"{plan.where}"

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from millstream.gateway.tensors.elements import raw_from_strings
-from millstream.services.model.datatypes import BINARY_ONLY, BYTES, FLOATS, NUMPY
+from millstream.services.model.datatypes import BINARY_ONLY, BYTES, FLOATS, NUMPY, encode_elements
 from millstream.services.model.manifest import TrialInputs
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 
@@ -233,7 +232,7 @@ def generate_body(target: Target) -> Body | None:
 def raw_element(sample: Sample) -> bytes:
     """Return one element of a sample in raw form."""
     if sample.datatype == BYTES:
-        return raw_from_strings([sample.element.encode()])
+        return encode_elements([sample.element.encode()])
     if sample.datatype == "BF16":
         return (0x3F80 if sample.element else 0).to_bytes(2, "little")
     return np.array(sample.element, NUMPY[sample.datatype]).tobytes()

@@ -7,13 +7,13 @@ import binascii
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from millstream.gateway.tensors.elements import check_strings, normalize_booleans, raw_from_strings
+from millstream.gateway.tensors.elements import check_strings, normalize_booleans
 from millstream.gateway.tensors.examples import BodyWriter, advice
 from millstream.gateway.tensors.inputs import ABSENT, Extent, InputPlan, InputTensor
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.model.datatypes import BYTES, decode_elements
+from millstream.services.model.datatypes import BYTES, decode_elements, encode_elements
 from millstream.services.model.manifest import TrialInputs
 from millstream.services.model.signature import Signature
 from millstream.services.nearest_names import did_you_mean
@@ -174,7 +174,7 @@ def opened(plan: InputPlan, tensor: InputTensor, content_type: object) -> InputT
             elements[at] = base64.b64decode(element, validate=True)
         except binascii.Error:
             raise invalid(f"element {at}{plan.where} is not base64, which its content_type says") from None
-    raw = raw_from_strings(elements)
+    raw = encode_elements(elements)
     return InputTensor(tensor.shape, raw, len(raw))
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from millstream.gateway.tensors.column_categories import Categories, Values, listed
-from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plans import CheckedInput, InputPlans, Inputs, join
 from millstream.gateway.tensors.inputs import InputPlan, InputTensor
 from millstream.gateway.tensors.json_document import excerpt
@@ -23,7 +22,7 @@ from millstream.gateway.tensors.nested_lists import from_array, from_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.outputs import OutputTensor, as_numbers
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.model.datatypes import BYTES, DATATYPES, FLOATS, NUMPY, decode_elements
+from millstream.services.model.datatypes import BYTES, DATATYPES, FLOATS, NUMPY, decode_elements, encode_elements
 from millstream.services.model.manifest import ColumnCategories, Manifest
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.model.usage import column_names, table_input
@@ -340,6 +339,6 @@ def _kind(values: Values) -> str:
 
 
 def _strings(plan: InputPlan, shape: tuple[int, ...], texts: list[bytes]) -> CheckedInput:
-    raw = raw_from_strings(texts)
+    raw = encode_elements(texts)
     extent = plan.fit(BYTES, shape)
     return CheckedInput(extent, InputTensor(extent.shape, raw, len(raw)))

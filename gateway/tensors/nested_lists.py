@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plans import CheckedInput
 from millstream.gateway.tensors.inputs import InputPlan, InputTensor
 from millstream.gateway.tensors.number_list import DEPTH_MAX, NumberList
 from millstream.services.errors import invalid
-from millstream.services.model.datatypes import BYTES, FLOATS, NUMPY
+from millstream.services.model.datatypes import BYTES, FLOATS, NUMPY, encode_elements
 
 Shape = tuple[int, ...]
 
@@ -61,14 +60,11 @@ def lacks_rows(plan: InputPlan, rank: int) -> bool:
 
 
 def _read(plan: InputPlan, value: object, completed: Callable[[InputPlan, Shape], Shape]) -> CheckedInput:
-    in_pieces = _parsed_in_pieces(plan, value)
-    if in_pieces is not None:
-        shape, raw = in_pieces
-        extent = plan.fit(plan.datatype, completed(plan, shape))
-    else:
-        shape, flat = _flat(plan, value)
-        extent = plan.fit(plan.datatype, _completed(plan, completed(plan, shape)))
-        raw = _raw(plan, flat, shape)
+    shape, raw = _part(plan, value)
+    shape = completed(plan, shape)
+    if 0 in shape and len(shape) < len(plan.shape):  # empty lists leave inner dimensions unknown
+        shape = (*shape, *(max(dim, 0) for dim in plan.shape[len(shape) :]))
+    extent = plan.fit(plan.datatype, shape)
     return CheckedInput(extent, InputTensor(extent.shape, raw, len(raw)))
 
 
@@ -89,20 +85,17 @@ def _with_rows(plan: InputPlan, shape: Shape) -> Shape:
     return shape
 
 
-def _parsed_in_pieces(plan: InputPlan, value: object) -> tuple[Shape, bytes] | None:
-    """Return shape and raw form of a NumberList, or of a list that holds NumberLists; None for any other value."""
+def _part(plan: InputPlan, value: object) -> tuple[Shape, bytes]:
+    """Return shape and raw form of a value, which may be a NumberList, or a list that holds NumberLists."""
     if type(value) is NumberList:
         return _from_number_list(plan, value)
     if type(value) is not list or NumberList not in map(type, value):
-        return None
+        shape, flat = _flat(plan, value)
+        return shape, _raw(plan, flat, shape)
     shapes: set[Shape] = set()
     raw: list[bytes] = []
     for at, element in enumerate(value):
-        if type(element) is NumberList:
-            shape, part = _from_number_list(plan, element)
-        else:
-            shape, flat = _flat(plan, element)
-            part = _raw(plan, flat, shape)
+        shape, part = _part(plan, element)
         shapes.add(shape)
         raw.append(part)
         if len(shapes) > 1:
@@ -157,13 +150,6 @@ def _flat(plan: InputPlan, value: object, first: int = 0) -> tuple[Shape, list[A
     return tuple(shape), level
 
 
-def _completed(plan: InputPlan, shape: Shape) -> Shape:
-    """Return `shape`, completed from the signature where empty lists leave inner dimensions unknown."""
-    if 0 in shape and len(shape) < len(plan.shape):
-        return (*shape, *(max(dim, 0) for dim in plan.shape[len(shape) :]))
-    return shape
-
-
 def _position(index: int, shape: Sequence[int], first: int = 0) -> str:
     """Return the position of the element with this flat index as text: " at [1][0]". `first`: as in `_flat`."""
     indices: list[int] = []
@@ -179,7 +165,7 @@ def _position(index: int, shape: Sequence[int], first: int = 0) -> str:
 def _raw(plan: InputPlan, flat: list[Any], shape: Sequence[int], first: int = 0) -> bytes:
     datatype = plan.datatype
     if datatype == BYTES:
-        return raw_from_strings([_bytes_of(plan, element, index, shape, first) for index, element in enumerate(flat)])
+        return encode_elements([_bytes_of(plan, element, index, shape, first) for index, element in enumerate(flat)])
     allowed = {bool} if datatype == "BOOL" else {int, float} if datatype in FLOATS else {int}
     kinds = set(map(type, flat))
     if datatype in FLOATS and NoneType in kinds:
@@ -253,7 +239,7 @@ def _raw_of_strings(plan: InputPlan, array: np.ndarray[Any, Any]) -> bytes:
         raise invalid(f"input '{plan.name}' takes BYTES, but the array holds {array.dtype}")
     flat = array.reshape(-1).tolist()
     try:
-        return raw_from_strings([element.encode() if isinstance(element, str) else element for element in flat])
+        return encode_elements([element.encode() if isinstance(element, str) else element for element in flat])
     except UnicodeEncodeError:
         raise invalid(f"input '{plan.name}': a string is not valid Unicode") from None
 

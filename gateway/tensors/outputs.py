@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.services.errors import invalid
-from millstream.services.model.datatypes import BYTES, NUMPY
+from millstream.services.model.datatypes import BYTES, NUMPY, encode_elements
 from millstream.services.model.signature import Signature, TensorSpec
 
 #: makes a NamedTuple in a third of the time that its own constructor takes
@@ -118,7 +117,7 @@ def raw_bytes(output: OutputTensor) -> bytes | memoryview:
     """Return the output in raw form (millstream.services.model.datatypes); of a large one, a view."""
     array = output.array
     if isinstance(array, list):
-        return raw_from_strings(array)
+        return encode_elements(array)
     if array.nbytes >= VIEW_BYTES_MIN and array.flags.c_contiguous:
         return array.reshape(-1).view(np.uint8).data
     return array.tobytes()

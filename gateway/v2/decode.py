@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from millstream.gateway.tensors.elements import raw_from_json, raw_from_strings
+from millstream.gateway.tensors.elements import raw_from_json
 from millstream.gateway.tensors.input_plans import InputPlans, opened, raw_tensor
 from millstream.gateway.tensors.inputs import ABSENT, Extent, InputPlan, InputTensor
 from millstream.gateway.tensors.json_document import (
@@ -40,7 +40,7 @@ from millstream.gateway.tensors.output_options import Extensions
 from millstream.gateway.tensors.outputs import VIEW_BYTES_MIN
 from millstream.gateway.v2.options import InferCall, Options, read_options, read_span
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.model.datatypes import BYTES
+from millstream.services.model.datatypes import BYTES, encode_elements
 
 _HEADER_DIGITS_MAX = 19
 #: Longer bodies are decoded in full, without an envelope, which bounds the cost of one parse.
@@ -273,7 +273,7 @@ class V2Decoder:
                 f"'{self._model}' model configuration"
             )
         extent = plan.deduce(len(body))
-        data = memoryview(raw_from_strings([bytes(body)])) if plan.datatype == BYTES else body
+        data = memoryview(encode_elements([bytes(body)])) if plan.datatype == BYTES else body
         return InferCall([raw_tensor(plan, extent, data)], Options(extent.rows, binary_default=True))
 
     def _too_large(self, size_bytes: int) -> Failure:

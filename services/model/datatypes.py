@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from itertools import chain
 
 import numpy as np
 
@@ -18,10 +19,9 @@ _U32 = struct.Struct("<I")
 
 def encode_elements(elements: Iterable[bytes]) -> bytes:
     """Return the raw form of elements in row-major order."""
-    parts: list[bytes] = []
-    for element in elements:
-        parts += (_U32.pack(len(element)), element)
-    return b"".join(parts)
+    found = list(elements)
+    lengths = map(_U32.pack, map(len, found))
+    return b"".join(chain.from_iterable(zip(lengths, found, strict=True)))
 
 
 def decode_elements(raw: bytes | bytearray | memoryview) -> list[bytes]:

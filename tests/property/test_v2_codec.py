@@ -18,14 +18,13 @@ from hypothesis.extra import numpy as npst
 from tritonclient.http import InferInput, InferRequestedOutput, InferResult
 from tritonclient.http._utils import _get_inference_request
 
-from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import Column, Outputs, OutputTensor
 from millstream.gateway.v2.decode import V2Decoder
 from millstream.gateway.v2.options import InferCall, Options
 from millstream.gateway.v2.responder import V2Encoder
 from millstream.services.errors import Failure
-from millstream.services.model.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES, NUMPY
+from millstream.services.model.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES, NUMPY, encode_elements
 from millstream.services.model.signature import Signature, TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -71,7 +70,7 @@ def arrays(draw: st.DrawFn, spec: TensorSpec, rows: int | None, json: bool) -> A
 
 
 def raw(array: Array) -> bytes:
-    return raw_from_strings(list(array.ravel())) if array.dtype == np.object_ else array.tobytes()
+    return encode_elements(list(array.ravel())) if array.dtype == np.object_ else array.tobytes()
 
 
 def infer_input(spec: TensorSpec, array: Array, binary: bool) -> InferInput:

@@ -8,7 +8,6 @@ import numpy as np
 import orjson
 import pytest
 
-from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.texts.text_plans import (
@@ -30,6 +29,7 @@ from millstream.gateway.texts.text_plans import (
 from millstream.gateway.v2.decode import V2Decoder
 from millstream.gateway.v2.schemas import model_metadata, usage_parameters
 from millstream.services.errors import Failure
+from millstream.services.model.datatypes import encode_elements
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.model.usage import takes_texts
@@ -63,7 +63,7 @@ def plans(of: Manifest) -> InputPlans:
 
 
 def raw(*texts: bytes) -> InputTensor:
-    data = raw_from_strings(list(texts))
+    data = encode_elements(list(texts))
     return InputTensor((len(texts),), data, len(data))
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 import pytest
 
-from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.v2.decode import V2Decoder, parse_header_length
 from millstream.services.errors import Code, Failure
+from millstream.services.model.datatypes import encode_elements
 from millstream.services.model.signature import Signature, TensorSpec
 from tests.unit.test_v2_decode import MLP, binary, body, floats, mlp, one
 
@@ -275,7 +275,7 @@ def test_binary_parts_that_are_short_long_or_of_another_size() -> None:
 
 @pytest.mark.parametrize(
     "blob",
-    [b"", b"\x01\x00\x00", raw_from_strings([b"a"]), raw_from_strings([b"a", b"b", b"c"]), b"\xff" * 8, bytes(9)],
+    [b"", b"\x01\x00\x00", encode_elements([b"a"]), encode_elements([b"a", b"b", b"c"]), b"\xff" * 8, bytes(9)],
 )
 def test_binary_strings_whose_lengths_lead_elsewhere(blob: bytes) -> None:
     text, header_bytes = binary(blob, [2], "BYTES")

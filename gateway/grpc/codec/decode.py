@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
-from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plans import InputPlans, opened, raw_tensor
 from millstream.gateway.tensors.inputs import Extent, InputPlan, InputTensor
 from millstream.gateway.tensors.json_document import excerpt
@@ -22,7 +21,7 @@ from millstream.gateway.tensors.named_columns import columns_given, from_columns
 from millstream.gateway.tensors.output_options import Extensions, OutputOption
 from millstream.gateway.v2.options import ID_CHARACTERS_MAX, SEQUENCE_PARAMETERS, read_span
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.model.datatypes import BYTES, NUMPY
+from millstream.services.model.datatypes import BYTES, NUMPY, encode_elements
 
 #: datatype -> its field, and the numpy type of the field's elements; FP16 and BF16 have no field
 _FIELDS: dict[str, tuple[str, type[np.generic]]] = {
@@ -58,7 +57,7 @@ def tensor_of(plan: InputPlan, extent: Extent, contents: Any) -> InputTensor:
     values = contents_fields[0][1]
     if len(values) != extent.elements:
         raise _miscounted(plan, extent, len(values))
-    raw = raw_from_strings(list(values)) if plan.datatype == BYTES else _numbers(plan, values)
+    raw = encode_elements(values) if plan.datatype == BYTES else _numbers(plan, values)
     return InputTensor(extent.shape, raw, len(raw))
 
 

@@ -18,7 +18,6 @@ import orjson
 
 from millstream.gateway.http.multipart import MultipartReader, Sink
 from millstream.gateway.tensors import forms
-from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plans import CheckedInput, InputPlans, Inputs, join, raw_tensor
 from millstream.gateway.tensors.inputs import InputPlan, InputTensor
 from millstream.gateway.tensors.json_text import JsonLimits, parse
@@ -29,7 +28,7 @@ from millstream.gateway.tensors.outputs import OutputTensor, answered, rows_of, 
 from millstream.gateway.tensors.rows_json import read_predict
 from millstream.gateway.texts.text_plans import expect_no_text
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.model.datatypes import BYTES
+from millstream.services.model.datatypes import BYTES, encode_elements
 from millstream.services.model.signature import Signature
 
 _DATA = ("data", "body")  # keys under which TorchServe's handlers look for the request
@@ -113,7 +112,7 @@ def _read_part(plan: InputPlan, part: bytes, limits: JsonLimits) -> tuple[Checke
     """Return one input, and whether it lacks the rows: one element of BYTES, an array, JSON, or a raw tensor."""
     if plan.datatype == BYTES:
         extent = plan.fit(BYTES, (1,) * len(plan.shape))
-        raw = raw_from_strings([part])
+        raw = encode_elements([part])
         return CheckedInput(extent, InputTensor(extent.shape, raw, len(raw))), True
     if part.startswith(_NUMPY_MAGIC):
         array = forms.array_of(part)

@@ -13,12 +13,12 @@ import numpy as np
 
 from millstream.gateway.connection.error_reply import too_large
 from millstream.gateway.grpc.codec.encode import varint
-from millstream.gateway.tensors.elements import normalize_booleans, raw_from_strings
+from millstream.gateway.tensors.elements import normalize_booleans
 from millstream.gateway.tensors.input_plans import CheckedInput
 from millstream.gateway.tensors.inputs import Extent, InputPlan, InputTensor
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.services.errors import invalid
-from millstream.services.model.datatypes import BYTES, NUMPY
+from millstream.services.model.datatypes import BYTES, NUMPY, encode_elements
 
 #: datatype -> its number in DataType, the field of its elements, and the numpy type of these
 _FORMS: dict[str, tuple[int, str, type[np.generic]]] = {
@@ -95,7 +95,7 @@ def _values(plan: InputPlan, extent: Extent, tensor: Any, bytes_max: int) -> byt
         last = values[-1] if values else b""
         if missing * (len(last) + _ELEMENT_BYTES) > bytes_max:
             raise too_large(bytes_max)
-        return raw_from_strings([*values, *[last] * missing])
+        return encode_elements([*values, *[last] * missing])
     if missing and extent.size_bytes > bytes_max:
         raise too_large(bytes_max)
     given = _numbers(plan, values, kind)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import InputPlan
 from millstream.gateway.tensors.outputs import OutputTensor
@@ -18,7 +17,7 @@ from millstream.plugins.compat.tfserving.grpc.examples import read_input, write_
 from millstream.plugins.compat.tfserving.grpc.schema import message
 from millstream.plugins.compat.tfserving.grpc.tensors import read_tensor, write_tensor
 from millstream.services.errors import Code, Failure
-from millstream.services.model.datatypes import BYTES, NUMPY
+from millstream.services.model.datatypes import BYTES, NUMPY, encode_elements
 from millstream.services.model.signature import Signature, TensorSpec
 
 TensorProto = message("tensorflow.TensorProto")
@@ -62,7 +61,7 @@ def test_what_is_written_is_read_whatever_the_datatype(datatype, data):
 def test_strings_are_written_and_read(strings):
     written = TensorProto()
     write_tensor(OutputTensor(BYTES, (len(strings),), strings), written)
-    assert read(plan_of(BYTES, -1), written) == raw_from_strings(strings)
+    assert read(plan_of(BYTES, -1), written) == encode_elements(strings)
 
 
 def test_a_view_of_a_larger_output_is_written():
@@ -86,7 +85,7 @@ def test_missing_elements_are_the_last_one_again(sent, expected):
 
 
 def test_missing_strings_are_the_last_one_again():
-    assert read(plan_of(BYTES, -1), tensor(7, 3, string_val=[b"a", b"b"])) == raw_from_strings([b"a", b"b", b"b"])
+    assert read(plan_of(BYTES, -1), tensor(7, 3, string_val=[b"a", b"b"])) == encode_elements([b"a", b"b", b"b"])
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ def check_inputs(sent: Any) -> None:
     number, ids, word = inputs.tensors
     assert bytes(number.data) == np.array([[1.5], [2.5]], np.float32).tobytes()
     assert bytes(ids.data) == np.array([[1, 2], [3, 4]], np.int64).tobytes()
-    assert bytes(word.data) == raw_from_strings([b"\xffa", b"\xffa"])
+    assert bytes(word.data) == encode_elements([b"\xffa", b"\xffa"])
 
 
 def test_examples_are_rows():
