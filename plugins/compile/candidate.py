@@ -1,6 +1,7 @@
 """What is compiled, how, and what came of it. Pure.
 
 Subject ─> Target.candidates ─> Candidate ─> Target.compile ─> Compiled, which names a backend, files and options
+CompileTask (JSON) ─> a process of its own (form_runner) ─> CompileOutcome (JSON)
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ KEY_DIGITS = 8  # of the digest in a candidate's key
 FLAGS_MAX = 16  # of a candidate, and options of a compiled form
 FILES_MAX = 64  # of one compiled form
 INPUTS_MAX = 4096  # with bounds
+SCRATCH = ".scratch"  # in the folder of a compilation: temporary files, deleted at its end
+COMPILE_S_MAX = 600.0
+MEMORY_BYTES_MAX = WRITTEN_BYTES_MAX = 8 << 30
 
 #: Strict, so that True stays a bool and 1 an int in JSON and back: the key is a digest of them.
 Value = StrictBool | StrictInt | StrictFloat | StrictStr
@@ -119,3 +123,49 @@ class Missing(NamedTuple):
 
     why: str
     install: str = ""
+
+
+class CompileTask(BaseModel):
+    """One compilation.
+
+    Args:
+        folder: an empty folder for the files, absolute.
+        samples: see `Target.compile`; None: there are none.
+        seconds_max: the compilation is ended after this time.
+        memory_bytes: private memory that each process of the compilation may use; all of them together 1.5 times this.
+        written_bytes: size of the largest file, and of all files together, that it may write.
+        low_priority: whether it takes only the processor time that others leave; False: calls wait for its end.
+        share: it takes a share of the processor instead, as the race that it belongs to.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    subject: Subject
+    candidate: Candidate
+    folder: Path
+    samples: Path | None = None
+    seconds_max: float = COMPILE_S_MAX
+    memory_bytes: int = MEMORY_BYTES_MAX
+    written_bytes: int = WRITTEN_BYTES_MAX
+    low_priority: bool = True
+    share: bool = False
+
+
+class CompileOutcome(BaseModel):
+    """What came of a compilation. The process says `compiled` or `error`; its caller adds the rest.
+
+    Args:
+        compiled: None if it failed.
+        error: why it failed, on one line; empty if it did not.
+        seconds: that it took.
+        size_bytes: of the files of `compiled`.
+        stderr: the end of its standard error.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    compiled: Compiled | None = None
+    error: str = ""
+    seconds: float = 0.0
+    size_bytes: int = 0
+    stderr: str = ""

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millstream.plugins.compile.candidate import Compiled, Subject
-from millstream.plugins.compile.compile_runner import compile_candidate
-from millstream.plugins.compile.compile_task import CompileOutcome, CompileTask
+from millstream.plugins.compile.candidate import Compiled, CompileOutcome, CompileTask, Subject
+from millstream.plugins.compile.form_runner import compile_candidate
 from millstream.plugins.compile.targets import get_target
 from millstream.services.errors import Failure
 from millstream.services.model.signature import Signature, TensorSpec

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.plugins.compile.compile_runner import compile_candidate
+from millstream.plugins.compile.form_runner import compile_candidate
 from millstream.plugins.compile.targets import TARGETS, get_target
 from millstream.plugins.compile.targets.base import Target
 from tests.kit.compile_targets import check_compiles, check_fails, compiled, samples, subject, task

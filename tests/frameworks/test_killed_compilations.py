@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.plugins.compile.candidate import Subject
-from millstream.plugins.compile.compile_task import CompileTask
+from millstream.plugins.compile.candidate import CompileTask, Subject
 from millstream.plugins.compile.targets import get_target
 from millstream.services.model.signature import Signature, TensorSpec
 from tests.frameworks.test_aotinductor import subject as program
@@ -25,8 +24,8 @@ pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
 #: Compiles what standard input says, and says the number of the compilation's process, which leads a group.
 CALLER = """
 import sys
-from millstream.plugins.compile.compile_runner import compile_candidate
-from millstream.plugins.compile.compile_task import CompileTask
+from millstream.plugins.compile.form_runner import compile_candidate
+from millstream.plugins.compile.candidate import CompileTask
 task = CompileTask.model_validate_json(sys.stdin.read())
 print(compile_candidate(task, lambda process: print(process.pid, flush=True)), flush=True)
 """

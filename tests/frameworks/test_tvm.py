@@ -10,14 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from millstream.plugins.compile.candidate import Compiled, Subject
-from millstream.plugins.compile.compile_runner import compile_candidate
-from millstream.plugins.compile.compile_task import CompileOutcome, CompileTask
+from millstream.plugins.compile.candidate import Compiled, CompileOutcome, CompileTask, Subject
+from millstream.plugins.compile.form_runner import Measuring, Opening, compile_candidate
 from millstream.plugins.compile.race.samples import write_samples
 from millstream.plugins.compile.targets import get_target
 from millstream.plugins.compile.worker import driver
-from millstream.plugins.compile.worker.measuring import Measuring
-from millstream.plugins.compile.worker.messages import Opening
 from millstream.plugins.engines.tvm.target import DOCUMENT, LIBRARY
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature

@@ -30,13 +30,10 @@ import uvloop
 from sklearn.datasets import load_iris
 from sklearn.ensemble import RandomForestClassifier
 
-from millstream.plugins.compile.candidate import Subject
-from millstream.plugins.compile.compile_runner import compile_candidate
-from millstream.plugins.compile.compile_task import CompileTask
+from millstream.plugins.compile.candidate import CompileTask, Subject
+from millstream.plugins.compile.form_runner import Measuring, Opening, compile_candidate
 from millstream.plugins.compile.race.samples import write_samples
 from millstream.plugins.compile.targets import get_target
-from millstream.plugins.compile.worker.measuring import Measuring
-from millstream.plugins.compile.worker.messages import Opening
 from millstream.services.errors import Failure
 from millstream.services.ingest import check_process
 from millstream.services.ingest.importers import ImportOptions
@@ -144,8 +141,8 @@ KINDS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "check, forked": ("services.ingest.checker", check),
     "check, started": ("services.ingest.checker", check),
     "import": ("plugins.convert.import_process", convert),
-    "compilation": ("plugins.compile.compile_process", compile_one),
-    "measuring": ("plugins.compile.worker.measure", measure),
+    "compilation": ("plugins.compile.worker.form_process", compile_one),
+    "measuring": ("plugins.compile.worker.form_process", measure),
     "tokenizer": ("services.tokenizer.process", tokenize),
 }
 

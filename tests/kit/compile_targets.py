@@ -12,9 +12,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from millstream.plugins.compile.candidate import Candidate, Compiled, Subject
-from millstream.plugins.compile.compile_runner import compile_candidate
-from millstream.plugins.compile.compile_task import CompileOutcome, CompileTask
+from millstream.plugins.compile.candidate import Candidate, Compiled, CompileOutcome, CompileTask, Subject
+from millstream.plugins.compile.form_runner import compile_candidate
 from millstream.plugins.compile.targets.base import Target
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.workers.backends import get_backend

@@ -36,7 +36,7 @@ def main() -> int:
         print(event.model_dump_json(), file=output, flush=True)
 
     try:
-        task = RaceTask.model_validate_json(sys.stdin.read())
+        task = RaceTask.model_validate_json(sys.stdin.readline())
     except ValidationError as error:
         tell(RaceEvent(stage="finished", error=f"the task is no RaceTask: {error.errors()[0]['msg']}"))
         return FAILED

@@ -22,9 +22,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from millstream.plugins.compile.candidate import Candidate, Compiled
-from millstream.plugins.compile.compile_task import CompileOutcome
-from millstream.plugins.compile.race.report import STDERR_CHARACTERS_MAX, RaceTask
+from millstream.plugins.compile.candidate import Candidate, Compiled, CompileOutcome
+from millstream.plugins.compile.race.report import RaceTask
 from millstream.services.device import find_device
 from millstream.services.model.manifest import SourceFile
 from millstream.services.model.version_files import describe_file
@@ -138,5 +137,4 @@ def libraries() -> dict[str, str]:
 
 def _prepared(outcome: CompileOutcome, folder: str, *, cached: bool) -> Prepared:
     assert outcome.compiled is not None
-    stderr = outcome.stderr[-STDERR_CHARACTERS_MAX:]
-    return Prepared(outcome.compiled, folder, outcome.seconds, outcome.size_bytes, cached, stderr)
+    return Prepared(outcome.compiled, folder, outcome.seconds, outcome.size_bytes, cached, outcome.stderr)

@@ -23,11 +23,20 @@ from millstream.plugins.compile.race.report import (
     RaceTask,
     Row,
 )
-from millstream.plugins.compile.race.samples import INTEGERS_MAX, RANDOM_ROWS, Split, draw, split, write_samples
+from millstream.plugins.compile.race.samples import (
+    INTEGERS_MAX,
+    RANDOM_ROWS,
+    SampleFiles,
+    Split,
+    draw,
+    split,
+    write_files,
+    write_samples,
+    write_timed,
+)
 from millstream.plugins.compile.targets import TARGETS, target_of
 from millstream.plugins.compile.targets.base import Target
 from millstream.plugins.compile.worker.compiled_cache import CompiledCache, libraries, working
-from millstream.plugins.compile.worker.sample_files import SampleFiles, write_files, write_timed
 from millstream.plugins.compile.worker.track import BaselineError, LostError, Track
 from millstream.services.device import find_device
 from millstream.services.errors import Code, Failure, invalid

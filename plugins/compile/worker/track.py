@@ -9,21 +9,24 @@ from pathlib import Path
 from shutil import rmtree
 from typing import NamedTuple
 
-from millstream.plugins.compile.candidate import Bounds, Candidate, Compiled, Subject
+from millstream.plugins.compile.candidate import (
+    MEMORY_BYTES_MAX,
+    Bounds,
+    Candidate,
+    Compiled,
+    CompileTask,
+    Subject,
+)
 from millstream.plugins.compile.child import FailedError
-from millstream.plugins.compile.compile_runner import compile_candidate
-from millstream.plugins.compile.compile_task import MEMORY_BYTES_DEFAULT, CompileTask
+from millstream.plugins.compile.form_runner import Answer, Measuring, Opening, compile_candidate
 from millstream.plugins.compile.race.bounds import Extreme, Guard, extremes, finite, is_inside, narrowed
 from millstream.plugins.compile.race.gate import Judgement, differing, influenced, judge
-from millstream.plugins.compile.race.report import STDERR_CHARACTERS_MAX, RaceTask
+from millstream.plugins.compile.race.report import RaceTask
+from millstream.plugins.compile.race.samples import SampleFiles
 from millstream.plugins.compile.worker.compiled_cache import CompiledCache, Prepared
-from millstream.plugins.compile.worker.measuring import Measuring
-from millstream.plugins.compile.worker.messages import Answer, Opening
-from millstream.plugins.compile.worker.outputs import read_outputs
-from millstream.plugins.compile.worker.sample_files import SampleFiles
+from millstream.services.model.agreement import Array
 from millstream.services.model.samples import read_inputs
 from millstream.services.repository.footprints import file_bytes
-from millstream.workers.backends.base import Array
 
 BLOCK_S = 0.03  # of one of the four blocks of a round; a run that takes longer is a block of its own
 COMPILE_S_MAX = 300.0  # of a candidate
@@ -204,13 +207,13 @@ class Track:
                 folder=folder,
                 samples=self._files.calibration,
                 seconds_max=COMPILE_S_MAX,
-                memory_bytes=self._task.memory_bytes * 2 or MEMORY_BYTES_DEFAULT,
+                memory_bytes=self._task.memory_bytes * 2 or MEMORY_BYTES_MAX,
                 share=self._task.share,
                 written_bytes=WRITTEN_BYTES + WRITTEN_RATIO * file_bytes(self._task.manifest),
             )
             outcome = compile_candidate(task)
             if outcome.compiled is None:
-                raise LostError(outcome.error, outcome.stderr[-STDERR_CHARACTERS_MAX:])
+                raise LostError(outcome.error, outcome.stderr)
             return self._cache.keep(candidate, folder, outcome)
         finally:
             rmtree(folder, ignore_errors=True)
@@ -368,11 +371,7 @@ class Track:
         self, process: Measuring, path: Path, rows: int, seconds_max: float, extreme: Extreme | None = None
     ) -> list[Array]:
         to = self._measured / "outputs.npz"
-        try:
-            process.answer(Answer(inputs=path, rows=rows, to=to, extreme=extreme), seconds_max)
-            return read_outputs(to)
-        finally:
-            to.unlink(missing_ok=True)
+        return process.answer(Answer(inputs=path, rows=rows, to=to, extreme=extreme), seconds_max)
 
     def _lost(self, why: str) -> LostError:
         stderr = self._process.stderr if self._process is not None else ""

@@ -18,9 +18,8 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from millstream.plugins.compile.candidate import Subject
-from millstream.plugins.compile.compile_runner import compile_candidate
-from millstream.plugins.compile.compile_task import CompileTask
+from millstream.plugins.compile.candidate import CompileTask, Subject
+from millstream.plugins.compile.form_runner import compile_candidate
 from millstream.plugins.engines.iree.target import Iree as IreeTarget
 from millstream.plugins.engines.jax.document import FORMAT, is_export_file
 from millstream.services.errors import Code, Failure

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.plugins.compile import compile_runner
-from millstream.plugins.compile.candidate import Candidate, Compiled, Subject
-from millstream.plugins.compile.compile_runner import check_files, compile_candidate
-from millstream.plugins.compile.compile_task import CompileOutcome, CompileTask
+from millstream.plugins.compile.candidate import Candidate, Compiled, CompileOutcome, CompileTask, Subject
+from millstream.plugins.compile.form_runner import check_files, compile_candidate
 from millstream.plugins.compile.targets import get_target
 from millstream.services.errors import Failure
 from millstream.services.model.signature import Signature, TensorSpec
@@ -114,14 +112,6 @@ def test_the_report_of_a_process_that_was_taken_over_is_not_believed(task, repor
     made = Compiled(**{"backend": "onnxruntime", "runtime": "any", **reported})
     with pytest.raises(Failure, match=message):
         check_files(task.model_copy(update={"written_bytes": 8}), made)
-
-
-@pytest.mark.parametrize("seconds", [-1.0, 1e9, float("inf"), float("nan")])
-def test_seconds_that_a_compilation_cannot_have_taken_are_not_believed(seconds):
-    """Later races of all models rely on them."""
-    for told, expected in ((seconds, 2.5), (1.5, 1.5)):
-        outcome = compile_runner._with_possible_seconds(CompileOutcome(seconds=told), 2.5)
-        assert outcome.seconds == expected
 
 
 @pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")

@@ -16,8 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from millstream.plugins.compile.candidate import Candidate, Compiled, Missing, Subject
-from millstream.plugins.compile.compile_task import CompileOutcome
+from millstream.plugins.compile.candidate import Candidate, Compiled, CompileOutcome, Missing, Subject
 from millstream.plugins.compile.race.bounds import Guard
 from millstream.plugins.compile.race.report import SIZES, RaceEvent, RaceReport, RaceTask, Row
 from millstream.plugins.compile.race.samples import write_samples

@@ -7,6 +7,7 @@ import re
 import signal
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +142,16 @@ def is_decided(stack: Stack) -> bool:
     return bool(race(stack)["state"] == "decided")
 
 
+def compiles(pid: int) -> bool:
+    """Return whether a process compiles, and measures no form."""
+    with suppress(OSError):
+        return b"TORCHINDUCTOR_COMPILE_THREADS=" in Path(f"/proc/{pid}/environ").read_bytes()
+    return False
+
+
 def compilation_killed(stack: Stack) -> bool:
     """Kill the compilation in progress; return whether there is one."""
-    compiling = processes(stack, b"millstream.plugins.compile.compile_process")
+    compiling = [pid for pid in processes(stack, b"worker.form_process") if compiles(pid)]
     kill(compiling)
     return bool(compiling)
 

@@ -11,9 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from millstream.plugins.compile.candidate import Subject
-from millstream.plugins.compile.compile_runner import compile_candidate
-from millstream.plugins.compile.compile_task import CompileOutcome, CompileTask
+from millstream.plugins.compile.candidate import CompileOutcome, CompileTask, Subject
+from millstream.plugins.compile.form_runner import compile_candidate
 from millstream.plugins.compile.targets import TARGETS
 from millstream.plugins.compile.targets.base import Target
 from millstream.services.model.signature import Signature, TensorSpec
@@ -106,8 +105,8 @@ def test_a_full_disk_is_an_error(target: Target, tmp_path: Path) -> None:
 COMPILE = """
 import sys
 from millstream.plugins.compile.candidate import Subject
-from millstream.plugins.compile.compile_runner import compile_candidate
-from millstream.plugins.compile.compile_task import CompileTask
+from millstream.plugins.compile.form_runner import compile_candidate
+from millstream.plugins.compile.candidate import CompileTask
 print(compile_candidate(CompileTask.model_validate_json(sys.stdin.read())).model_dump_json())
 """
 

@@ -1,4 +1,4 @@
-"""plugins/compile/worker/{measuring,outputs}.py: a process that runs somebody else's code is not believed."""
+"""plugins/compile/form_runner.py: a process that runs somebody else's code is not believed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millstream.plugins.compile import child
+from millstream.plugins.compile import child, form_runner
 from millstream.plugins.compile.child import FailedError
+from millstream.plugins.compile.form_runner import Measuring, Opening, read_outputs, write_outputs
 from millstream.plugins.compile.race.report import STDERR_CHARACTERS_MAX
-from millstream.plugins.compile.worker import measuring, outputs
-from millstream.plugins.compile.worker.measuring import Measuring
-from millstream.plugins.compile.worker.messages import Opening
-from millstream.plugins.compile.worker.outputs import read_outputs, write_outputs
 from tests.kit.races import MLP
 
 PYTHON = sys.executable
@@ -125,7 +122,7 @@ def test_outputs_that_are_no_file_of_arrays_are_refused(tmp_path: Path, monkeypa
         with pytest.raises(ValueError, match="there are none"):
             read_outputs(tmp_path / name)
     write_outputs(tmp_path / "o.npz", [np.zeros(1000)])
-    monkeypatch.setattr(outputs, "ANSWER_BYTES_MAX", 100)
+    monkeypatch.setattr(form_runner, "ANSWER_BYTES_MAX", 100)
     with pytest.raises(ValueError, match="more than"):
         read_outputs(tmp_path / "o.npz")
 
@@ -153,7 +150,7 @@ TAKES = {
 def test_a_process_that_takes_too_much_is_ended(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, answers: bool
 ) -> None:
-    monkeypatch.setattr(measuring, "WRITTEN_BYTES_MAX", 2 << 20)
+    monkeypatch.setattr(form_runner, "WRITTEN_BYTES_MAX", 2 << 20)
     code, why = TAKES[what]
     says = "for _ in sys.stdin: print('{\"times_s\": [1]}', flush=True)" if answers else "time.sleep(1e6)"
     say(script, f"FOLDER = {str(tmp_path)!r}\n{code}\n{says}")
