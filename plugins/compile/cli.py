@@ -61,25 +61,6 @@ Reproduce = Annotated[
 ]
 
 
-def _gone(option: str, why: str) -> Any:
-    """Return an option of earlier releases, which is refused with the reason."""
-
-    def refuse(value: str | None) -> None:
-        if value is not None:
-            raise wrong_usage(f"{option}: {why}")
-
-    return typer.Option(option, hidden=True, callback=refuse)
-
-
-_NO_PICTURES = "a report is written as JSON alone (--show --json)"
-NoMetric = Annotated[str | None, _gone("--metric", "the gate has limits alone (--cosine-min, --agreement-min)")]
-NoSvg = Annotated[str | None, _gone("--svg", _NO_PICTURES)]
-NoMarkdown = Annotated[str | None, _gone("--markdown", _NO_PICTURES)]
-NoSeconds = Annotated[
-    str | None, _gone("--race-seconds", "a race measures each candidate as often; name --targets to end it earlier")
-]
-
-
 def race(
     context: typer.Context,
     name: Name,
@@ -94,10 +75,6 @@ def race(
     show: Show = False,
     cancel: Cancel = False,
     reproduce: Reproduce = None,
-    _metric: NoMetric = None,
-    _svg: NoSvg = None,
-    _markdown: NoMarkdown = None,
-    _race_seconds: NoSeconds = None,
     json_output: Json = False,
     endpoint: Endpoint = None,
     key: Key = None,

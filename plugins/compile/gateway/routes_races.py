@@ -7,9 +7,10 @@ import io
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
 
 from millstream.gateway.admin.schemas_models import RaceSummary
 from millstream.gateway.catalog.snapshot import VersionView
@@ -19,8 +20,18 @@ from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import BINARY, OCTETS, json_body, request_body
-from millstream.plugins.compile.gateway import schemas_races as schemas
-from millstream.plugins.compile.stored.job import Job, Jobs, RaceState, RaceUndone, environment, has_worker, new_job
+from millstream.plugins.compile.race.report import Gate
+from millstream.plugins.compile.stored.job import (
+    Job,
+    Jobs,
+    RaceOptions,
+    RacePast,
+    RaceState,
+    RaceUndone,
+    environment,
+    has_worker,
+    new_job,
+)
 from millstream.plugins.compile.stored.samples import write_uploaded
 from millstream.plugins.compile.stored.selection import Selections, undo
 from millstream.plugins.compile.targets import target_of
@@ -51,6 +62,64 @@ _Change = Callable[[Deps, VersionView, str | None], Job]
 _Pool = Annotated[str | None, Query(description="Of which pool; default: the race that was asked for last.")]
 
 
+class GateLimits(Gate):
+    """What the outputs of a candidate must agree in with those of the baseline."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class RaceRequest(RaceOptions):
+    """What a race is asked for. Every field has a default."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    gate: GateLimits = GateLimits()
+    pool: str | None = Field(None, description="Pool whose worker runs it; null: the first one that has it ready.")
+
+
+class RaceDocument(BaseModel):
+    """A race of a version on a kind of device, and its report."""
+
+    model: str
+    version: int
+    pool: str
+    kind: str = Field(description='Backend and device of the workers that it holds for, like "onnxruntime.cpu".')
+    device: str = Field(description="Id of the device and of the versions of the libraries there.")
+    state: RaceState
+    why: str = Field(description="Why it waits, was queued again, or ended as it did.")
+    requested_at: float = Field(description="Seconds since the epoch.")
+    began_at: float | None = None
+    ended_at: float | None = None
+    worker: str | None = Field(None, description="That runs it.")
+    tries: int = Field(description="How often a worker began it.")
+    options: RaceOptions
+    progress: dict[str, Any] = Field({}, description="The last event while it runs: stage, candidate, ratios so far.")
+    baseline: str | None = Field(None, description="What served before: backend, threads and datatype.")
+    winner: str | None = Field(None, description="Candidate that won; null: nothing changes, or there is no verdict.")
+    ratio: float = Field(1.0, description="Times as fast as the baseline, weighted by batch size.")
+    table: dict[int, str] = Field({}, description='Rows of a run -> candidate, or "baseline".')
+    rows: list[dict[str, Any]] = Field([], description="All candidates with verdict, ratios and accuracy.")
+    report: dict[str, Any] | None = Field(None, description="The whole report; null: there is no verdict.")
+    serving: bool = Field(False, description="Whether workers of this kind follow the verdict.")
+    undone: RaceUndone | None = None
+    past: list[RacePast] = []
+
+    @classmethod
+    def of(cls, job: Job, *, serving: bool) -> Self:
+        fields = job.model_dump(mode="json")
+        report = fields["report"] or {}
+        fields |= {name: report[name] for name in ("baseline", "table", "rows") if name in report}
+        fields |= {name: fields[name] or None for name in ("began_at", "ended_at", "worker")}
+        fields["progress"] = job.progress.model_dump(exclude_defaults=True)
+        return cls(**fields, winner=job.winner, ratio=job.ratio, serving=serving)
+
+
+class SamplesStored(BaseModel):
+    """Samples that later races of a version use."""
+
+    arrays: dict[str, list[int]] = Field(description="Name -> shape.")
+
+
 @router.post(
     _PATH,
     status_code=202,
@@ -58,10 +127,10 @@ _Pool = Annotated[str | None, Query(description="Of which pool; default: the rac
     description="A worker that has the version ready runs the race at low priority while it serves. A race "
     "that waits or runs with the same options is returned as it is; one that ended begins anew.",
     responses=documented(400, 404, 409, 413, 503),
-    openapi_extra=json_body(schemas.RaceRequest, required=False, example={"targets": ["openvino"]}),
+    openapi_extra=json_body(RaceRequest, required=False, example={"targets": ["openvino"]}),
 )
-async def request_race(name: str, version: int, request: Request, deps: DepsOf) -> schemas.RaceDocument:
-    asked = await read_document(request, schemas.RaceRequest)
+async def request_race(name: str, version: int, request: Request, deps: DepsOf) -> RaceDocument:
+    asked = await read_document(request, RaceRequest)
     for target in asked.targets:
         target_of(target)
     with audited("race", name, version=version):
@@ -73,7 +142,7 @@ async def request_race(name: str, version: int, request: Request, deps: DepsOf) 
 
 
 @router.get(_PATH, summary="The race of a version, and its report", responses=documented(400, 404))
-async def get_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) -> schemas.RaceDocument:
+async def get_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) -> RaceDocument:
     view = _published(deps, name, version)
     race = await asyncio.to_thread(_find, deps, view, pool)
     return await asyncio.to_thread(_document, deps, view.manifest, race)
@@ -85,7 +154,7 @@ async def get_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) ->
     description="A worker ends it within a second. A verdict that was reached is not changed by it: undo that.",
     responses=documented(400, 404, 409, 503, 507),
 )
-async def cancel_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) -> schemas.RaceDocument:
+async def cancel_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) -> RaceDocument:
     return await _changed(deps, _published(deps, name, version), pool, _cancel, ("cancel race", "race cancelled"))
 
 
@@ -95,7 +164,7 @@ async def cancel_race(name: str, version: int, deps: DepsOf, pool: _Pool = None)
     description="Workers swap back without losing a request. The report stays.",
     responses=documented(400, 404, 409, 503, 507),
 )
-async def undo_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) -> schemas.RaceDocument:
+async def undo_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) -> RaceDocument:
     return await _changed(deps, _published(deps, name, version), pool, _undo, ("undo race", "race undone"))
 
 
@@ -108,13 +177,13 @@ async def undo_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) -
     responses=documented(400, 404, 413, 503, 507),
     openapi_extra=request_body({OCTETS: BINARY}, description="An .npz file of numpy."),
 )
-async def put_samples(name: str, version: int, request: Request, deps: DepsOf) -> schemas.SamplesStored:
+async def put_samples(name: str, version: int, request: Request, deps: DepsOf) -> SamplesStored:
     view = _published(deps, name, version)
     body = await read_body(request, SAMPLES_BYTES_MAX)
     with audited("upload samples", name, version=version):
         shapes = await in_storage_thread(_store, deps, view.manifest, body)
     audit("samples uploaded", name, version=version)
-    return schemas.SamplesStored(arrays=shapes)
+    return SamplesStored(arrays=shapes)
 
 
 def _store(deps: Deps, manifest: Manifest, body: bytes) -> dict[str, list[int]]:
@@ -166,22 +235,23 @@ async def _worker(deps: Deps, view: VersionView, pool: str | None) -> tuple[Work
     )
 
 
-def _request(deps: Deps, view: VersionView, found: tuple[WorkerRecord, bool], asked: schemas.RaceRequest) -> Job:
+def _request(deps: Deps, view: VersionView, found: tuple[WorkerRecord, bool], asked: RaceRequest) -> Job:
     """Queue the race, unless it waits or runs already. Blocking. Raises Failure(CONFLICT, STORAGE)."""
     manifest, (worker, ready) = view.manifest, found
     fingerprint = worker.hardware.fingerprint if worker.hardware is not None else ""
     here = environment(fingerprint, worker.packages)
     now = time.time()  # noqa: TID251 - for people
     why = "" if ready else _BEING_LOADED
+    options = RaceOptions.model_validate(asked.model_dump())
     first = new_job(manifest, worker.kind, here, worker.pool, now)
-    first = first.model_copy(update={"options": asked.options, "why": why})
+    first = first.model_copy(update={"options": options, "why": why})
 
     def change(job: Job | None) -> Job | None:
         if job is None or job.content != first.content:
             return first
         if job.state.ended:
-            return job.requeued(now, asked.options, worker.pool).model_copy(update={"why": why})
-        if job.options != asked.options:
+            return job.requeued(now, options, worker.pool).model_copy(update={"why": why})
+        if job.options != options:
             raise Failure(
                 Code.CONFLICT,
                 f"a race of version {manifest.version} of '{manifest.model}' is {job.state.value} with other options: "
@@ -209,7 +279,7 @@ def _find(deps: Deps, view: VersionView, pool: str | None) -> Job:
 
 async def _changed(
     deps: Deps, view: VersionView, pool: str | None, change: _Change, audited_as: tuple[str, str]
-) -> schemas.RaceDocument:
+) -> RaceDocument:
     """Change the race of a version that was asked for last. `audited_as`: the action, and the event after it."""
     name, version = view.manifest.model, view.manifest.version
     action, event = audited_as
@@ -247,12 +317,12 @@ def _undo(deps: Deps, view: VersionView, pool: str | None) -> Job:
     return after
 
 
-def _document(deps: Deps, manifest: Manifest, job: Job) -> schemas.RaceDocument:
+def _document(deps: Deps, manifest: Manifest, job: Job) -> RaceDocument:
     serving = Selections(deps.repository).get(manifest, job.kind, job.device) is not None
     if job.state is RaceState.QUEUED and not has_worker(job, deps.catalog.snapshot.workers):
         why = f"no worker of pool '{job.pool}' has its device now: it waits for one"
         job = job.model_copy(update={"why": why})
-    return schemas.RaceDocument.of(job, serving=serving)
+    return RaceDocument.of(job, serving=serving)
 
 
 def races_of(repository: FolderRepository, manifest: Manifest) -> dict[str, list[RaceSummary]]:
@@ -284,5 +354,5 @@ ADAPTER = Adapter(
         ("POST", f"{_ADMIN_PATH}/undo"): _WRITE,
         ("PUT", f"{_ADMIN_PATH}/samples"): _WRITE,
     },
-    schemas=(schemas.RaceRequest,),
+    schemas=(RaceRequest,),
 )
