@@ -45,7 +45,7 @@ class TorchProgramImporter(Importer):
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         program = read_program(source.path)
         torch = import_torch()
-        samples = _samples(program, source.path)
+        samples = _samples(torch, program, source.path)
         made = f"torch {program.made_by}".strip()
         as_it_is = Imported(source.path, FORMAT, samples, made)
         if options.formats and "onnx" not in options.formats:
@@ -63,15 +63,13 @@ class TorchProgramImporter(Importer):
         return Imported(files[0], "onnx", samples, f"{made}, onnxscript {version('onnxscript')}", files=files[1:])
 
 
-def _samples(program: Program, path: Path) -> list[Sample]:
-    from millstream.plugins.engines.torch.session import ProgramSession
-    from millstream.services.ingest.model_io import ModelTensor
+def _samples(torch: Any, program: Program, path: Path) -> list[Sample]:
+    from millstream.plugins.engines.torch.inspection import trial_program
     from millstream.services.ingest.trial_inputs import Style, draw, find_probe
     from millstream.services.ingest.trial_session import TrialError
 
-    inputs = [ModelTensor(tensor.name, tensor.datatype, tensor.dims) for tensor in program.inputs]
-    outputs = [ModelTensor(tensor.name, tensor.datatype, tensor.dims) for tensor in program.outputs]
-    session = ProgramSession(path, inputs, outputs)
+    trial = trial_program(torch, path, program)
+    inputs, outputs, session = trial.inputs, trial.outputs, trial.open()
     try:
         probe = find_probe(session, inputs)
     except TrialError as error:

@@ -47,6 +47,7 @@ class TrialProgram(NamedTuple):
     source_format: str
     producer: str
     version: int = 0
+    opset: int = 0
     files: tuple[Path, ...] = ()
 
     def open(self) -> _Session:
@@ -98,7 +99,7 @@ def inspect_program(task: CheckTask, path: Path, program: TrialProgram) -> Check
             "files": files,
             "sources": files,
             "signature": signature,
-            "opset": 0,
+            "opset": program.opset,
             "ir_version": program.version,
             "producer": program.producer[:200],
             "batching": decision.outcome,

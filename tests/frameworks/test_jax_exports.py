@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from millstream.plugins.engines.jax.document import is_export_file, read_header
-from millstream.plugins.engines.jax.jax_program import JaxProgram
-from millstream.plugins.engines.jax.library import load_library
+from millstream.plugins.engines.jax.jax_program import JaxProgram, load_library
 from millstream.services.errors import Failure
 from tests.kit import jax_models, v2
 from tests.kit.command_line import Millstream

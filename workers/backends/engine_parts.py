@@ -77,25 +77,6 @@ def check_no_text(library: str, signature: Signature) -> None:
             raise Failure(Code.MODEL, f"{library} has no text: {spec.name!r} is {spec.datatype}")
 
 
-def ordered(library: str, signature: Signature, names: Sequence[str], found: Sequence[Array]) -> list[Array]:
-    """Return the outputs of a compiled function in the signature's order.
-
-    Args:
-        library: that ran it, for the message.
-        signature: of the version.
-        names: of the outputs, in the function's order.
-        found: the outputs.
-
-    Raises Failure(MODEL) for an output of another datatype.
-    """
-    by_name = dict(zip(names, found, strict=True))
-    for spec in signature.outputs:
-        dtype = by_name[spec.name].dtype
-        if dtype != NUMPY[spec.datatype]:
-            raise Failure(Code.MODEL, f"{library}: output {spec.name!r} is {dtype}, not {spec.datatype}")
-    return [by_name[spec.name] for spec in signature.outputs]
-
-
 def check_not_ended(stop: Stop | None) -> None:
     """Raise Failure(MODEL) with the reason if the end of the load was requested."""
     if stop is not None and stop.reason:
@@ -139,15 +120,6 @@ def _fits(spec: TensorSpec, array: Array) -> bool:
     return array.ndim == len(spec.shape) and all(
         dim in {-1, size} for dim, size in zip(spec.shape, array.shape, strict=True)
     )
-
-
-def padded(array: Array, rows: int) -> Array:
-    """Return `array` with its last row repeated up to `rows`; filled with zeros if it has no row."""
-    if len(array) == rows:
-        return array
-    shape = (rows - len(array), *array.shape[1:])
-    more = np.broadcast_to(array[-1:], shape) if len(array) else np.zeros(shape, array.dtype)
-    return np.concatenate([array, more])
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from millstream.plugins.compile.targets.base import Target
 from millstream.plugins.compile.targets.gpu import GpuPrecision
 from millstream.plugins.compile.targets.onnxruntime import OnnxRuntimeSettings
 from millstream.plugins.compile.targets.onnxruntime_int8 import Int8Dynamic, Int8Static
-from millstream.plugins.compile.targets.refused import REFUSED
 from millstream.services.errors import invalid
 from millstream.services.plugin.registry import contributions
 
@@ -23,7 +22,6 @@ TARGETS: tuple[Target, ...] = (
     GpuPrecision("tensorrt", "int8"),
     GpuPrecision("cuda", "fp32"),
     GpuPrecision("cuda", "fp16"),
-    *REFUSED,
 )
 
 

@@ -7,14 +7,12 @@ TensorRT's flags that choose a precision are deprecated: a strongly typed networ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from millstream.plugins.compile.candidate import Candidate, Compiled, Missing, Narrowing, Subject
-from millstream.plugins.compile.samples import can_be_sampled, read_feeds
-from millstream.plugins.compile.targets.base import Target
-from millstream.plugins.compile.targets.installed import first_missing, missing_module, runtime_version
+from millstream.plugins.compile.calibration import can_be_sampled, read_feeds
+from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Missing, Narrowing, Subject
+from millstream.plugins.compile.targets.base import Target, missing_module, runtime_version
 from millstream.plugins.compile.targets.onnxruntime_int8 import prepare
 from millstream.services.device import find_device
 
@@ -48,28 +46,20 @@ class GpuPrecision(Target):
         """Return what is missing: a GPU that the driver knows, onnxruntime-gpu, or TensorRT."""
         if device.partition(":")[0] not in {"cuda", "tensorrt"}:
             return Missing(f"{self.name} is used on NVIDIA GPUs, not on {device}")
-        return first_missing(
-            None if find_device(device).name else Missing(f"the NVIDIA driver knows no {device}", INSTALL_DRIVER),
-            None if _installed(("onnxruntime-gpu",)) else Missing("onnxruntime-gpu is not installed", INSTALL),
-            self._missing_tensorrt(),
-            missing_module("onnx", "pip install onnx") if self.lossy else None,
-        )
+        if not find_device(device).name:
+            return Missing(f"the NVIDIA driver knows no {device}", INSTALL_DRIVER)
+        if not _installed(("onnxruntime-gpu",)):
+            return Missing("onnxruntime-gpu is not installed", INSTALL)
+        if self._provider == "tensorrt" and not _installed(_TENSORRT_PACKAGES):
+            return Missing("TensorRT is not installed", INSTALL_TENSORRT)
+        return missing_module("onnx", "pip install onnx") if self.lossy else None
 
-    def _missing_tensorrt(self) -> Missing | None:
-        if self._provider != "tensorrt" or _installed(_TENSORRT_PACKAGES):
-            return None
-        return Missing("TensorRT is not installed", INSTALL_TENSORRT)
-
-    def candidates(self, subject: Subject) -> Sequence[Candidate]:
-        """Return one candidate; none for what the version is served with already."""
+    def flags(self, subject: Subject) -> Sequence[Flags]:
+        """Return the provider; none for what the version is served with already."""
         served_with = subject.device.partition(":")[0]
-        if subject.source_format != "onnx" or served_with == "cpu":
-            return ()
-        if self._precision == "int8" and not can_be_sampled(subject):
-            return ()
-        if self._precision == "fp32" and self._provider == served_with:
-            return ()
-        return (Candidate(target=self.name, flags={"provider": self._provider}, lossy=self.lossy),)
+        sampled = self._precision != "int8" or can_be_sampled(subject)
+        served = served_with == "cpu" or (self._precision == "fp32" and self._provider == served_with)
+        return [{"provider": self._provider}] if sampled and not served else ()
 
     def compile(self, subject: Subject, candidate: Candidate, folder: Path, samples: Path | None) -> Compiled:
         """Write the file with another precision; TensorRT builds its engine when it is loaded. See `Target`."""
@@ -89,13 +79,7 @@ class GpuPrecision(Target):
 
 
 def _installed(packages: Sequence[str]) -> bool:
-    for package in packages:
-        try:
-            metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-        return True
-    return False
+    return any(runtime_version(package) != "unknown" for package in packages)
 
 
 def _write_fp16(source: Path, path: Path) -> None:

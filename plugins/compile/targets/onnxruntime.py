@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
-from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Missing, Subject
-from millstream.plugins.compile.targets.base import Target
-from millstream.plugins.compile.targets.installed import missing_module, only_cpu, runtime_version
+from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Subject
+from millstream.plugins.compile.targets.base import Target, runtime_version
 
 THREADS_MAX = 8  # numbers of threads to try: powers of two, up to the share
 
@@ -19,19 +19,14 @@ class OnnxRuntimeSettings(Target):
     """Compiles nothing: each candidate is a set of options for the backend. Outputs differ by rounding at most."""
 
     name = backend = "onnxruntime"
+    modules: ClassVar = {"onnxruntime": "pip install 'millstream[cpu]'"}
 
-    def available(self, device: str) -> Missing | None:
-        """Return what is missing: a CPU, or onnxruntime."""
-        return only_cpu(device, self.name) or missing_module("onnxruntime", "pip install 'millstream[cpu]'")
-
-    def candidates(self, subject: Subject) -> Sequence[Candidate]:
+    def flags(self, subject: Subject) -> Sequence[Flags]:
         """Return the settings that differ from those that the version is served with now."""
-        if subject.source_format != "onnx":
-            return ()
         found: list[Flags] = [{"threads": subject.threads, "arena": True, "memory_pattern": True}]
         for threads in thread_numbers(subject.threads)[1:]:
             found += [{"threads": threads}, {"threads": threads, "arena": True, "memory_pattern": True}]
-        return tuple(Candidate(target=self.name, flags=flags, lossy=False) for flags in found)
+        return found
 
     def compile(self, subject: Subject, candidate: Candidate, folder: Path, samples: Path | None) -> Compiled:
         """Return the options; no file is written."""

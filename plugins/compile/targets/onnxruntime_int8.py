@@ -11,14 +11,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Missing, Subject
-from millstream.plugins.compile.samples import ROWS_MAX, Feed, can_be_sampled, cosine, read_feeds
-from millstream.plugins.compile.targets.base import Target
-from millstream.plugins.compile.targets.installed import first_missing, missing_module, only_cpu, runtime_version
+from millstream.plugins.compile.calibration import ROWS_MAX, Feed, can_be_sampled, cosine, read_feeds
+from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Subject
+from millstream.plugins.compile.targets.base import Target, runtime_version
 from millstream.services.device import find_device
 from millstream.services.errors import invalid
 
@@ -38,38 +37,33 @@ _NO_RANGES = "Histogram has not been collected"  # in the library's error for a 
 _EXACT = frozenset({"avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm", "asimd"})
 
 
-def _missing(target: str, device: str) -> Missing | None:
-    return first_missing(
-        only_cpu(device, target), missing_module("onnxruntime", INSTALL), missing_module("onnx", INSTALL)
-    )
-
-
 def _flags(**flags: str | bool) -> Flags:
     return {**flags, "reduce_range": True} if not _EXACT & set(find_device("cpu").features) else dict(flags)
 
 
-class Int8Static(Target):
+class Int8Target(Target):
+    """What the targets of ONNX Runtime's quantizers are."""
+
+    backend = "onnxruntime"
+    lossy = True
+    modules: ClassVar = dict.fromkeys(("onnxruntime", "onnx"), INSTALL)
+
+
+class Int8Static(Int8Target):
     """Quantizes activations with scales from samples."""
 
     name = "onnxruntime-int8-static"
-    backend = "onnxruntime"
-    lossy = True
 
-    def available(self, device: str) -> Missing | None:
-        """Return what is missing: a CPU, onnxruntime or onnx."""
-        return _missing(self.name, device)
-
-    def candidates(self, subject: Subject) -> Sequence[Candidate]:
-        """Return one candidate for each way to choose ranges, and one that quantizes products of matrices alone."""
-        if subject.source_format != "onnx" or not can_be_sampled(subject):
+    def flags(self, subject: Subject) -> Sequence[Flags]:
+        """Return each way to choose ranges, and one that quantizes products of matrices alone."""
+        if not can_be_sampled(subject):
             return ()
-        found = [
+        return [
             _flags(calibration="minmax", operators="all"),
             _flags(calibration="minmax", operators="matrices"),
             _flags(calibration="percentile", operators="all"),
             _flags(calibration="entropy", operators="all"),
         ]
-        return tuple(Candidate(target=self.name, flags=flags, lossy=True) for flags in found)
 
     def compile(self, subject: Subject, candidate: Candidate, folder: Path, samples: Path | None) -> Compiled:
         """Quantize, and leave out the nodes that hurt most until the outputs are close enough. See `Target`."""
@@ -90,22 +84,14 @@ class Int8Static(Target):
         return Compiled(files=(MODEL,), backend=self.backend, runtime=runtime_version("onnxruntime"), notes=notes)
 
 
-class Int8Dynamic(Target):
+class Int8Dynamic(Int8Target):
     """Quantizes activations at each run. Their scales depend on all rows of the run."""
 
     name = "onnxruntime-int8-dynamic"
-    backend = "onnxruntime"
-    lossy = True
 
-    def available(self, device: str) -> Missing | None:
-        """Return what is missing: a CPU, onnxruntime or onnx."""
-        return _missing(self.name, device)
-
-    def candidates(self, subject: Subject) -> Sequence[Candidate]:
-        """Return one candidate: scales by channel; by tensor they were no faster and far less accurate."""
-        if subject.source_format != "onnx":
-            return ()
-        return (Candidate(target=self.name, flags=_flags(per_channel=True), lossy=True),)
+    def flags(self, subject: Subject) -> Sequence[Flags]:
+        """Return scales by channel; by tensor they were no faster and far less accurate."""
+        return [_flags(per_channel=True)]
 
     def compile(self, subject: Subject, candidate: Candidate, folder: Path, samples: Path | None) -> Compiled:
         """Quantize the weights of products of matrices. See `Target`."""

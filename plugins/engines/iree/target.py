@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, ClassVar
 
-from millstream.plugins.compile.candidate import Candidate, Compiled, Missing, Subject
-from millstream.plugins.compile.targets.base import Target
-from millstream.plugins.compile.targets.installed import first_missing, missing_module, only_cpu, runtime_version
+from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Subject
+from millstream.plugins.compile.targets.base import Target, runtime_version
 from millstream.plugins.engines.jax import document as jax_export
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES
@@ -31,24 +31,14 @@ class Iree(Target):
     """Compiles for the CPU of this machine."""
 
     name = backend = "iree"
+    formats = frozenset({"onnx", jax_export.FORMAT})
+    modules: ClassVar = dict.fromkeys(("iree.compiler", "iree.runtime"), INSTALL)
 
-    def available(self, device: str) -> Missing | None:
-        """Return what is missing: a CPU, or IREE's compiler or runtime."""
-        return first_missing(
-            only_cpu(device, self.name),
-            missing_module("iree.compiler", INSTALL),
-            missing_module("iree.runtime", INSTALL),
-        )
-
-    def candidates(self, subject: Subject) -> Sequence[Candidate]:
-        """Return the levels of optimization worth a try, for functions of JAX and for ONNX without text."""
-        specs = (*subject.signature.inputs, *subject.signature.outputs)
-        if subject.source_format not in {"onnx", jax_export.FORMAT} or any(one.datatype == BYTES for one in specs):
+    def flags(self, subject: Subject) -> Sequence[Flags]:
+        """Return the levels of optimization worth a try; none for text."""
+        if any(one.datatype == BYTES for one in (*subject.signature.inputs, *subject.signature.outputs)):
             return ()
-        return [
-            Candidate(target=self.name, flags={"opt_level": level, "data_tiling": tiling}, lossy=False)
-            for level, tiling in (("O2", False), ("O3", True))
-        ]
+        return [{"opt_level": "O2", "data_tiling": False}, {"opt_level": "O3", "data_tiling": True}]
 
     def programs(self) -> Sequence[Path]:
         """Return IREE's compiler, its linker, and the shell by which it starts that."""
@@ -84,16 +74,14 @@ def _compile_onnx(subject: Subject, candidate: Candidate, folder: Path) -> Compi
 
 
 def _compile_jax(subject: Subject, candidate: Candidate, folder: Path, scratch: Path) -> Compiled:
-    from millstream.plugins.engines.jax.jax_program import JaxProgram
-    from millstream.plugins.engines.jax.library import load_library
-    from millstream.plugins.engines.jax.stablehlo import write_stablehlo
+    from millstream.plugins.engines.jax.jax_program import JaxProgram, load_library
 
     program = JaxProgram(load_library(1), subject.path)
     source = scratch / "model.mlir"
     inputs = [program.inputs[place].name for place in program.exported.module_kept_var_idx]
     outputs = [tensor.name for tensor in program.outputs]
     try:
-        write_stablehlo(program, source)
+        _write_stablehlo(program, source)
         _run(source, folder / "model.vmfb", "stablehlo", candidate)
         return _compiled(folder, inputs, outputs, {0: "model.vmfb"})
     except Failure:
@@ -102,11 +90,32 @@ def _compile_jax(subject: Subject, candidate: Candidate, folder: Path, scratch: 
     files = {}
     for rows in (size for size in ROWS if size <= max(1, subject.rows_max)):
         files[rows] = f"rows-{rows}.vmfb"
-        write_stablehlo(program, source, rows)
+        _write_stablehlo(program, source, rows)
         _run(source, folder / files[rows], "stablehlo", candidate)
     return _compiled(
         folder, inputs, outputs, files, ("compiled for fixed numbers of rows, which runs are filled up to",)
     )
+
+
+def _write_stablehlo(program: Any, path: Path, rows: int | None = None) -> None:
+    """Write MLIR that a compiler reads: with `rows` in the first dimension of every input, or as it was exported.
+
+    Raises Failure(INVALID) if other sizes than that of rows are variable.
+    """
+    exported, jax = program.exported, program.library.jax
+    if rows is None:
+        path.write_bytes(exported.mlir_module_serialized)
+        return
+    specs = [jax.ShapeDtypeStruct(_with_rows(aval.shape, rows), aval.dtype) for aval in exported.in_avals]
+    positional, by_name = jax.tree_util.tree_unflatten(exported.in_tree, specs)
+    lowered = jax.jit(exported.call).lower(*positional, **by_name)
+    path.write_text(program.library.refine(lowered.compiler_ir("stablehlo")))
+
+
+def _with_rows(dims: Any, rows: int) -> tuple[int, ...]:
+    if any(not isinstance(dim, int) for dim in dims[1:]):
+        raise invalid("the function has variable sizes besides the number of rows")
+    return (rows, *dims[1:])
 
 
 def _compiled(

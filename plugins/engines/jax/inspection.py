@@ -11,8 +11,7 @@ import tempfile
 from pathlib import Path
 
 from millstream.plugins.engines.jax.document import FORMAT, read_header
-from millstream.plugins.engines.jax.jax_program import JaxProgram
-from millstream.plugins.engines.jax.library import Library, load_library
+from millstream.plugins.engines.jax.jax_program import JaxProgram, Library, load_library
 from millstream.services.errors import invalid
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.report import CheckedModel, CheckTask

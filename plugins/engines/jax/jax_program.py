@@ -1,4 +1,4 @@
-"""Loads and runs a function that jax.export serialized, for workers and the model check.
+"""Imports JAX, and loads and runs functions that jax.export serialized, for workers and the model check.
 
 file ─> header ─> jax.export.deserialize ─> operators on the list? ─> inputs and outputs by name
 shapes ─> XLA compiles for them, on the CPU ─> kept, up to PROGRAMS_MAX ─> arrays in, arrays out
@@ -12,13 +12,15 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from millstream.plugins.engines.jax.document import read_header
-from millstream.plugins.engines.jax.library import Library
+from millstream.services.environment import set_xla_threads
 from millstream.services.errors import invalid
 
 Array = np.ndarray[Any, Any]
@@ -39,6 +41,51 @@ _DATATYPES = {
     "float64": "FP64",
 }  # fmt: skip
 _ARGUMENT = re.compile(r"loc\(\"([A-Za-z_]\w*)")
+
+
+class Library(NamedTuple):
+    """The parts of JAX that are used: `ir` and `dialects` read StableHLO."""
+
+    jax: Any
+    export: Any
+    ir: Any
+    dialects: tuple[ModuleType, ...]
+
+    def refine(self, module: Any) -> str:
+        """Return the text of a module of StableHLO in which all sizes are fixed, as XLA makes it before it compiles.
+
+        JAX has no public function for this. Raises ValueError, and AttributeError in a JAX that does it otherwise.
+        """
+        from jax._src.interpreters import mlir
+
+        return str(mlir.refine_polymorphic_shapes(module).operation.get_asm(binary=False))
+
+    @property
+    def version(self) -> str:
+        return str(self.jax.__version__)
+
+
+def load_library(threads: int | None = None) -> Library:
+    """Return JAX. Raises ImportError.
+
+    Args:
+        threads: of XLA's thread pool, which the process has one of: the first number counts. None: only import it.
+    """
+    if threads is not None:
+        set_xla_threads(threads)
+    return _load()
+
+
+@cache
+def _load() -> Library:
+    import jax
+    from jax import export
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
+
+    jax.config.update("jax_platforms", "cpu")  # else it looks for accelerators
+    jax.config.update("jax_enable_x64", True)  # else 64-bit inputs become 32-bit ones
+    return Library(jax, export, ir, (stablehlo, sdy, chlo, mhlo))
 
 
 class ProgramTensor(NamedTuple):

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
-from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Missing, Subject
-from millstream.plugins.compile.targets.base import Target
-from millstream.plugins.compile.targets.installed import first_missing, missing_module, only_cpu, runtime_version
+from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Subject
+from millstream.plugins.compile.targets.base import Target, runtime_version
 from millstream.plugins.engines.jax.document import FORMAT
-
-INSTALL = "pip install 'millstream[jax]'"
 
 
 class Xla(Target):
@@ -21,10 +19,7 @@ class Xla(Target):
 
     name = "xla"
     backend = "jax"
-
-    def available(self, device: str) -> Missing | None:
-        """Return what is missing: a CPU, or JAX."""
-        return first_missing(only_cpu(device, self.name), missing_module("jax", INSTALL))
+    modules: ClassVar = {"jax": "pip install 'millstream[jax]'"}
 
     def candidates(self, subject: Subject) -> Sequence[Candidate]:
         """Return exact sizes instead of padded ones, where requests share runs, and fast mathematics."""

@@ -1,6 +1,19 @@
 """OpenVINO, for ONNX files and for its own format."""
 
+from pathlib import Path
+
 from millstream.services.plugin.plugin import Backend, Format, Plugin
+
+_HEAD_BYTES = 4096
+
+
+def is_model_file(path: Path) -> bool:
+    """Return whether the file is the document of a model. Raises OSError."""
+    if path.suffix != ".xml":
+        return False
+    with path.open("rb") as file:
+        return b"<net " in file.read(_HEAD_BYTES)
+
 
 PLUGIN = Plugin(
     name="openvino",
@@ -11,16 +24,12 @@ PLUGIN = Plugin(
     formats=(
         Format(
             name="openvino",
-            recognises="millstream.plugins.engines.openvino.document:is_model_file",
+            recognises="millstream.plugins.engines.openvino.plugin:is_model_file",
             inspect="millstream.plugins.engines.openvino.inspection:inspect",
             backend="openvino",
             platform="openvino_ir",
             platform_backend="openvino",
         ),
     ),
-    targets=(
-        "millstream.plugins.engines.openvino.target:TARGETS",
-        "millstream.plugins.engines.openvino.target_int8:TARGETS",
-        "millstream.plugins.engines.openvino.target_int8_dynamic:TARGETS",
-    ),
+    targets=("millstream.plugins.engines.openvino.targets:TARGETS",),
 )

@@ -11,10 +11,10 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
-from millstream.plugins.compile.candidate import Candidate, Compiled, Missing, Subject
-from millstream.plugins.compile.targets.base import Target
-from millstream.plugins.compile.targets.installed import first_missing, missing_module, only_cpu, runtime_version
+from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Missing, Subject
+from millstream.plugins.compile.targets.base import Target, runtime_version
 from millstream.plugins.engines.torch.document import FORMAT
 from millstream.plugins.engines.torch.torch_program import load_program
 
@@ -30,28 +30,23 @@ class AotInductor(Target):
     name = "aotinductor"
     backend = "torch"
     deterministic = False
+    formats = frozenset({FORMAT})
+    modules: ClassVar = {"torch": "pip install 'millstream[torch]'"}
 
     def available(self, device: str) -> Missing | None:
         """Return what is missing: a CPU, torch, or a C++ compiler."""
-        compiler = next((name for name in _PROGRAMS if shutil.which(name) is None), None)
-        return first_missing(
-            only_cpu(device, self.name),
-            missing_module("torch", "pip install 'millstream[torch]'"),
-            Missing(f"there is no {compiler}", "apt-get install g++") if compiler else None,
-        )
+        lacks = next((name for name in _PROGRAMS if shutil.which(name) is None), None)
+        compiler = Missing(f"there is no {lacks}", "apt-get install g++") if lacks else None
+        return super().available(device) or compiler
 
     def programs(self) -> Sequence[Path]:
         """Return g++, what it starts, the headers that it reads, and Python, which tries to load what g++ wrote."""
         found = [Path(program).resolve() for name in _PROGRAMS if (program := shutil.which(name)) is not None]
         return [*found, Path(sys.executable).resolve(), *map(Path, _FOLDERS), Path(sysconfig.get_paths()["include"])]
 
-    def candidates(self, subject: Subject) -> Sequence[Candidate]:
+    def flags(self, subject: Subject) -> Sequence[Flags]:
         """Return the program with weights packed for this processor, and without."""
-        if subject.source_format != FORMAT:
-            return ()
-        return tuple(
-            Candidate(target=self.name, flags={"freezing": freezing}, lossy=False) for freezing in (True, False)
-        )
+        return [{"freezing": freezing} for freezing in (True, False)]
 
     def compile(self, subject: Subject, candidate: Candidate, folder: Path, samples: Path | None) -> Compiled:
         """Compile the program and write its package. See `Target`."""

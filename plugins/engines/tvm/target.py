@@ -10,18 +10,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from millstream.plugins.compile.candidate import Candidate, Compiled, Missing, Subject
-from millstream.plugins.compile.targets.base import Target
-from millstream.plugins.compile.targets.installed import first_missing, missing_module, only_cpu, runtime_version
-from millstream.plugins.engines.tvm.library import load_tvm
+from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Missing, Subject
+from millstream.plugins.compile.targets.base import Target, runtime_version
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BYTES
 
-INSTALL = "pip install 'millstream[tvm]'"
 DOCUMENT = "tvm.json"  # the file of the library, and names of inputs and outputs in the order of its function
 LIBRARY = "model.so"
 ROWS = "rows"  # name of the first dimension where the model has none, and requests share runs
@@ -29,26 +27,40 @@ _MESSAGE_CHARACTERS_MAX = 400
 _LINKER = "ld"
 
 
+def load_tvm() -> Any:
+    """Return the module `tvm` with its virtual machine. Raises ImportError.
+
+    TVM imports PyTorch wherever it is installed, only to be there before it: that is left out.
+    """
+    missing = "torch" not in sys.modules
+    if missing:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        import tvm
+        import tvm.runtime.vm
+    finally:
+        if missing:
+            del sys.modules["torch"]
+    return tvm
+
+
 class Tvm(Target):
     """Compiles for the CPU of this machine."""
 
     name = backend = "tvm"
     experimental = True
+    modules: ClassVar = {"tvm": "pip install 'millstream[tvm]'"}
 
     def available(self, device: str) -> Missing | None:
         """Return what is missing: a CPU, TVM, or a linker."""
-        return first_missing(
-            only_cpu(device, self.name),
-            missing_module("tvm", INSTALL),
-            None if shutil.which(_LINKER) else Missing(f"there is no {_LINKER}", "apt-get install binutils"),
-        )
+        linker = None if shutil.which(_LINKER) else Missing(f"there is no {_LINKER}", "apt-get install binutils")
+        return super().available(device) or linker
 
-    def candidates(self, subject: Subject) -> Sequence[Candidate]:
-        """Return TVM's schedules for products of matrices and sums on CPUs, and plain loops; for ONNX without text."""
-        specs = (*subject.signature.inputs, *subject.signature.outputs)
-        if subject.source_format != "onnx" or any(one.datatype == BYTES for one in specs):
+    def flags(self, subject: Subject) -> Sequence[Flags]:
+        """Return TVM's schedules for products of matrices and sums on CPUs, and plain loops; none for text."""
+        if any(one.datatype == BYTES for one in (*subject.signature.inputs, *subject.signature.outputs)):
             return ()
-        return [Candidate(target=self.name, flags={"schedules": chosen}, lossy=False) for chosen in (True, False)]
+        return [{"schedules": chosen} for chosen in (True, False)]
 
     def programs(self) -> Sequence[Path]:
         """Return the linker."""

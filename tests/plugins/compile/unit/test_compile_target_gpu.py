@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from millstream.plugins.compile.candidate import Subject
-from millstream.plugins.compile.targets import TARGETS, get_target
+from millstream.plugins.compile.targets import get_target
 from millstream.services.errors import Code, Failure
 from millstream.workers.backends import get_backend
 from tests.kit.compile_targets import check_outputs, images, run, samples, subject
@@ -83,14 +83,3 @@ def test_a_provider_is_an_option_of_gpus_alone(tmp_path: Path, device: str, prov
     with pytest.raises(Failure, match="the option 'provider' is one of cuda, tensorrt, on a GPU") as caught:
         get_backend("onnxruntime").load(of.path, of.signature, device, 1, None, {"provider": provider})
     assert caught.value.code is Code.INVALID
-
-
-def test_what_millstream_cannot_use_is_named_and_refused(tmp_path: Path) -> None:
-    for name in ("migraphx", "tpu"):
-        target = get_target(name)
-        missing = target.available("cpu")
-        assert target.experimental
-        assert missing is not None
-        assert name in missing.why
-        assert target.candidates(subject(tmp_path)) == ()
-    assert [target.name for target in TARGETS if target.experimental] == ["tvm", "migraphx", "tpu"]

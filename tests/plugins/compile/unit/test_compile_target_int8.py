@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from millstream.plugins.compile.calibration import cosine
 from millstream.plugins.compile.candidate import Compiled, Subject
 from millstream.plugins.compile.form_runner import compile_candidate
-from millstream.plugins.compile.samples import cosine
 from millstream.plugins.compile.targets import get_target
 from millstream.plugins.compile.targets.onnxruntime_int8 import COSINE_MIN, NOTHING_QUANTIZED, outputs
 from millstream.services.model.signature import Signature, TensorSpec

@@ -14,7 +14,7 @@ from onnx import TensorProto, numpy_helper
 
 from millstream.plugins.compile.narrowing import prove
 from millstream.plugins.compile.targets import TARGETS
-from millstream.plugins.engines.openvino.target import NARROWS
+from millstream.plugins.engines.openvino.targets import NARROWS
 from tests.kit import architectures
 
 LIMIT = NARROWS.computed
