@@ -18,6 +18,7 @@ from millstream.services.errors import Code, Failure
 if TYPE_CHECKING:
     from millstream.client.client import Client
     from millstream.client.documents import Race
+    from millstream.services.cli.doctor.machine import Check
 
 POLL_S = 0.5  # between two pictures of a race
 WHY_CHARACTERS_MAX = 400
@@ -289,3 +290,23 @@ def compile_(
         emit(found)
         return
     results().print(f"{escape(name)} version {number} is served by its own file")
+
+
+def target_checks() -> list[Check]:
+    """Return what each target can use on this machine, for `millstream doctor devices`. Never fails."""
+    from millstream.plugins.compile.targets import TARGETS
+    from millstream.services.cli.doctor.machine import Check
+    from millstream.services.metrics.gpus import gpus
+
+    devices = ["cpu", *(f"cuda:{number}" for number in range(len(gpus()) or 1))]
+    checks = []
+    for target in TARGETS:
+        missing = {device: target.available(device) for device in devices}
+        usable = next((device for device, lacks in missing.items() if lacks is None), None)
+        lacking = [lacks for lacks in missing.values() if lacks is not None]
+        if usable is not None:
+            checks.append(Check(target.name, "ok", usable))
+        else:  # what the device lacks that it is meant for
+            meant = next((lacks for lacks in lacking if lacks.install), lacking[0])
+            checks.append(Check(target.name, "warn", meant.why, meant.install))
+    return checks

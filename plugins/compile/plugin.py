@@ -5,7 +5,7 @@ from millstream.services.plugin.plugin import Command, Plugin
 PLUGIN = Plugin(
     name="compile",
     http=("millstream.plugins.compile.gateway.routes_races:ADAPTER",),
-    devices=("millstream.plugins.compile.devices:target_checks",),
+    devices=("millstream.plugins.compile.cli:target_checks",),
     model_section=("millstream.plugins.compile.gateway.routes_races:races_of",),
     worker=("millstream.plugins.compile.worker.jobs:build",),
     commands=(

@@ -10,9 +10,8 @@ import pytest
 
 from millstream.plugins.compile.stored import selection
 from millstream.plugins.compile.stored.selection import Selection
-from millstream.plugins.compile.worker import watch
-from millstream.plugins.compile.worker.form import ServingForm
-from millstream.plugins.compile.worker.watch import COMPARED, WINDOW, FormWatch
+from millstream.plugins.compile.worker import form as form_module
+from millstream.plugins.compile.worker.form import COMPARED, WINDOW, FormWatch, ServingForm
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.workers.backends.base import Array, OutOfMemory, Terminated
@@ -105,7 +104,7 @@ def test_a_run_that_finds_no_memory_is_halved_as_before() -> None:
 def test_a_variant_whose_run_had_to_be_ended_is_undone_and_the_baseline_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watch, "ENDLESS_S", 0.0)
+    monkeypatch.setattr(form_module, "ENDLESS_S", 0.0)
     hung = Form(2, Terminated())
     table = serving(hung, Form(1))
     assert table.run(batch(1))[0].tolist() == [[1]]

@@ -31,8 +31,8 @@ from millstream.plugins.compile.stored.job import (
     environment,
     has_worker,
     new_job,
+    write_uploaded,
 )
-from millstream.plugins.compile.stored.samples import write_uploaded
 from millstream.plugins.compile.stored.selection import Selections, undo
 from millstream.plugins.compile.targets import target_of
 from millstream.services.access.scopes import Need, Row

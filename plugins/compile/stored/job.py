@@ -5,20 +5,32 @@
 
 POST ─> queued ─(a worker that has the version ready takes both locks)─> running ─> decided | failed | cancelled
 A running job whose lock is free lost its worker: another one goes on with it.
+
+<root>/models/<model>/<version>/race/uploaded.npz  samples that a caller of the API gave, for later races of the version
+
+They may be users' data: mode 0600, gone with the version. services.model.samples says what they contain.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from millstream.plugins.compile.race.report import Gate, Progress, RaceReport
+from millstream.services.errors import Code, Failure
+from millstream.services.model.agreement import Array
 from millstream.services.model.manifest import Manifest
-from millstream.services.repository.disk import FileLock
+from millstream.services.repository.disk import FileLock, fsync, storage_errors
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.verdicts import content_digest
 from millstream.services.repository.version_documents import VersionDocument, VersionDocuments
@@ -26,6 +38,8 @@ from millstream.services.wire.records import WorkerRecord
 
 PAST_MAX = 8  # earlier verdicts that a job remembers
 TARGETS_MAX = 64  # that a job names
+UNFINISHED_S = 3600.0  # after which the file of samples whose write did not end is deleted
+_SAMPLES, _NEW = "race", ".new-"
 TRIES_MAX = 3  # of a job whose worker or process died, or which found no time; then it failed
 #: States of documents of earlier releases -> what they are now.
 _BEFORE = {"waiting": "queued", "unfinished": "failed"}
@@ -222,3 +236,44 @@ class Jobs:
             of_device.release()
             return ()
         return of_device, of_job
+
+
+def find_samples(repository: FolderRepository, manifest: Manifest) -> Path | None:
+    """Return the samples of a version; None: there are none."""
+    path = _samples_folder(repository, manifest) / "uploaded.npz"
+    return path if path.is_file() else None
+
+
+def write_uploaded(repository: FolderRepository, manifest: Manifest, arrays: Mapping[str, Array]) -> None:
+    """Store samples in place of earlier ones. Raises Failure(NOT_FOUND, STORAGE, INTERNAL)."""
+    folder = _samples_folder(repository, manifest)
+    if not folder.parent.is_dir():
+        raise Failure(Code.NOT_FOUND, f"version {manifest.version} of {manifest.model!r} was deleted")
+    with storage_errors(folder.parent):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=_NEW)  # mode 0600
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(folder / "uploaded.npz")
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        fsync(folder)
+
+
+def sweep_samples(repository: FolderRepository) -> None:
+    """Delete rows of live requests that an earlier release captured, and what killed processes left of writes."""
+    now = time.time()  # noqa: TID251 - as the file system's clock
+    for folder in repository.variants.beside(_SAMPLES):
+        with suppress(OSError):
+            for path in folder.iterdir():
+                unfinished = path.name.startswith(_NEW) and now - path.stat().st_mtime > UNFINISHED_S
+                if unfinished or path.name == "captured.npz":
+                    path.unlink(missing_ok=True)
+
+
+def _samples_folder(repository: FolderRepository, manifest: Manifest) -> Path:
+    return repository.variants.compiled(manifest).parent / _SAMPLES

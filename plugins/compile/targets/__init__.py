@@ -7,8 +7,7 @@ import re
 from millstream.plugins.compile.candidate import KEY_DIGITS
 from millstream.plugins.compile.targets.base import Target
 from millstream.plugins.compile.targets.gpu import GpuPrecision
-from millstream.plugins.compile.targets.onnxruntime import OnnxRuntimeSettings
-from millstream.plugins.compile.targets.onnxruntime_int8 import Int8Dynamic, Int8Static
+from millstream.plugins.compile.targets.onnxruntime import Int8Dynamic, Int8Static, OnnxRuntimeSettings
 from millstream.services.errors import invalid
 from millstream.services.plugin.registry import contributions
 

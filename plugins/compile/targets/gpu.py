@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from millstream.plugins.compile.calibration import can_be_sampled, read_feeds
 from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Missing, Narrowing, Subject
 from millstream.plugins.compile.targets.base import Target, missing_module, runtime_version
-from millstream.plugins.compile.targets.onnxruntime_int8 import prepare
+from millstream.plugins.compile.targets.onnxruntime import prepare
 from millstream.services.device import find_device
 
 FP16, INT8 = "fp16.onnx", "int8.onnx"
@@ -95,7 +95,7 @@ def _write_int8(subject: Subject, samples: Path | None, path: Path) -> None:
     """Quantize with zero points of 0, weights and activations as S8: TensorRT takes nothing else."""
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
-    from millstream.plugins.compile.targets.onnxruntime_int8 import FeedReader
+    from millstream.plugins.compile.targets.onnxruntime import FeedReader
 
     with TemporaryDirectory() as scratch:
         quantize_static(

@@ -20,8 +20,7 @@ from pathlib import Path
 
 from millstream.plugins.compile.stored.job import Jobs, RaceUndone, new_job
 from millstream.plugins.compile.stored.selection import Selection, Selections, undo
-from millstream.plugins.compile.worker.form import ServingForm
-from millstream.plugins.compile.worker.watch import FormWatch
+from millstream.plugins.compile.worker.form import FormWatch, ServingForm
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile

@@ -14,8 +14,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from millstream.plugins.compile.race.report import Progress, RaceEvent, RaceTask
-from millstream.plugins.compile.stored.job import TRIES_MAX, Job, Jobs, RaceState, environment, new_job
-from millstream.plugins.compile.stored.samples import find_samples, sweep_samples
+from millstream.plugins.compile.stored.job import (
+    TRIES_MAX,
+    Job,
+    Jobs,
+    RaceState,
+    environment,
+    find_samples,
+    new_job,
+    sweep_samples,
+)
 from millstream.plugins.compile.stored.selection import Selections, decide
 from millstream.plugins.compile.worker.forms import Forms
 from millstream.plugins.compile.worker.process import Outcome, RaceProcess

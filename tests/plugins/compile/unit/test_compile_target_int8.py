@@ -14,7 +14,7 @@ from millstream.plugins.compile.calibration import cosine
 from millstream.plugins.compile.candidate import Compiled, Subject
 from millstream.plugins.compile.form_runner import compile_candidate
 from millstream.plugins.compile.targets import get_target
-from millstream.plugins.compile.targets.onnxruntime_int8 import COSINE_MIN, NOTHING_QUANTIZED, outputs
+from millstream.plugins.compile.targets.onnxruntime import COSINE_MIN, NOTHING_QUANTIZED, outputs
 from millstream.services.model.signature import Signature, TensorSpec
 from tests.kit.compile_targets import compiled, task
 

@@ -12,8 +12,17 @@ from pathlib import Path
 import pytest
 
 from millstream.plugins.compile.race.report import BASELINE, RaceReport
-from millstream.plugins.compile.stored.job import PAST_MAX, Job, Jobs, RaceOptions, RaceState, RaceUndone, new_job
-from millstream.plugins.compile.stored.samples import find_samples, sweep_samples
+from millstream.plugins.compile.stored.job import (
+    PAST_MAX,
+    Job,
+    Jobs,
+    RaceOptions,
+    RaceState,
+    RaceUndone,
+    find_samples,
+    new_job,
+    sweep_samples,
+)
 from millstream.plugins.compile.stored.selection import Form, Selection, Selections
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest, SourceFile
