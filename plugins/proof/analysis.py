@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from millstream.plugins.proof import control, functions, row_numbers
+from millstream.plugins.proof import control, row_numbers
 from millstream.plugins.proof.expression import ONE, ROWS, Symbols, TooLarge, number
 from millstream.plugins.proof.folding import fold
 from millstream.plugins.proof.node import Call
 from millstream.plugins.proof.rules import RULES
 from millstream.plugins.proof.rules.elementwise import BROADCASTING, broadcast_dims
+from millstream.plugins.proof.rules.machine_learning import Texts
 from millstream.plugins.proof.rules.row_mixing import RANDOM
-from millstream.plugins.proof.texts import Texts
 from millstream.plugins.proof.value import (
     CONTENT_ELEMENTS_MAX,
     AnyValue,
@@ -103,7 +103,7 @@ def changed_nodes(model: onnx.ModelProto, rows: Collection[str], change: Change)
 
 
 class _Interpreter:
-    """One analysis. Implements `control.ControlHost` and `functions.FunctionHost`.
+    """One analysis. Implements `control.Host`.
 
     Args:
         change: changes nodes of the outermost graph.
@@ -130,7 +130,7 @@ class _Interpreter:
         missing = set(rows) - scope.keys()
         if missing or not rows:
             return Proof(False, "the graph", f"it has no input {min(missing)!r}" if missing else "no input has rows")
-        outputs = self.graph(graph, scope, functions.opsets(self._model.opset_import), None, frozenset(rows))
+        outputs = self.graph(graph, scope, control.opsets(self._model.opset_import), None, frozenset(rows))
         producers = {name: _node_label(node) for node in graph.node for name in node.output}
         for tensor, value in zip(graph.output, outputs, strict=True):
             if isinstance(value, Mixed):
@@ -252,13 +252,13 @@ class _Interpreter:
         if local is not None:
             if call.domain.startswith(_RUNTIME_DOMAINS) or call.domain in RULES:
                 raise Dependent("a function of the model has the name of a standard operator")
-            imported = functions.opsets(self._model.opset_import)  # the versions that the runtime takes
+            imported = control.opsets(self._model.opset_import)  # the versions that the runtime takes
             if any(
                 imported.get(domain, version) != version
-                for domain, version in functions.opsets(local.opset_import).items()
+                for domain, version in control.opsets(local.opset_import).items()
             ):
                 raise Dependent("the function and the model import different versions of operators")
-            return functions.expand(self, local, call)
+            return control.expand(self, local, call)
         if call.domain == "" and call.op in control.RULES:
             return control.RULES[call.op](call, context)
         if call.op == "Constant" and call.domain == "":
@@ -275,7 +275,7 @@ class _Interpreter:
                 raise Dependent("it computes with the number of rows")
         if rule is not None:
             return rule.apply(call)
-        return functions.expand_schema(self, call)
+        return control.expand_schema(self, call)
 
     def _without_rows(self, call: Call) -> Sequence[AnyValue]:
         """Return the outputs if no operand has rows: they have none, unless a shape repeats a value for each row."""

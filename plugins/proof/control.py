@@ -1,4 +1,7 @@
-"""Interprets If, Loop and Scan: their conditions and iteration counts must not depend on rows.
+"""Interprets nodes with graphs of their own: If, Loop, Scan, and functions of the model and of the ONNX standard.
+
+Conditions and iteration counts must not depend on rows. An attribute of a function's body may refer to an attribute of
+the call (ONNX IR specification, "Functions").
 
 The body of a loop is interpreted until the abstract values that it carries between iterations no longer change. A
 symbol for a dimension that changes between iterations is not used outside the loop.
@@ -6,8 +9,8 @@ symbol for a dimension that changes between iterations is not used outside the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -23,8 +26,8 @@ Attributes = Mapping[str, onnx.AttributeProto]
 _PASSES_MAX = 6
 
 
-class ControlHost(Protocol):
-    """The part of the interpreter that control flow needs."""
+class Host(Protocol):
+    """The part of the interpreter that nodes with graphs need."""
 
     symbols: Symbols
 
@@ -32,13 +35,15 @@ class ControlHost(Protocol):
         self, graph: onnx.GraphProto, scope: Scope, versions: Mapping[str, int], references: Attributes | None
     ) -> list[AnyValue]: ...
 
+    def walk(
+        self, nodes: Iterable[onnx.NodeProto], scope: Scope, versions: Mapping[str, int], references: Attributes | None
+    ) -> None: ...
+
 
 class Context:
     """The surroundings of a node with graphs: the scope of its graphs, and the interpreter that runs them."""
 
-    def __init__(
-        self, host: ControlHost, scope: Scope, versions: Mapping[str, int], references: Attributes | None
-    ) -> None:
+    def __init__(self, host: Host, scope: Scope, versions: Mapping[str, int], references: Attributes | None) -> None:
         self.symbols = host.symbols
         self._host = host
         self._scope = scope
@@ -224,6 +229,45 @@ def _alike(one: AnyValue, other: AnyValue) -> bool:
     if one.content is None or other.content is None:
         return one.content is other.content
     return _same(one.content, other.content)
+
+
+def opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    """Return the opset versions by domain; the domain of ONNX itself is ""."""
+    return {"" if item.domain == "ai.onnx" else item.domain: item.version for item in imports}
+
+
+def expand(host: Host, function: onnx.FunctionProto, call: Call) -> list[AnyValue]:
+    """Return the outputs of a function of the model for the operands of a call."""
+    references = {attribute.name: attribute for attribute in function.attribute_proto}
+    references.update(call.attributes)
+    return _run_function(host, function, call, references)
+
+
+def expand_schema(host: Host, call: Call) -> list[AnyValue]:
+    """Return the outputs of an operator that the standard defines as a function. Raises Dependent for any other."""
+    try:
+        schema: Any = onnx.defs.get_schema(call.op, call.version, call.domain)
+    except onnx.defs.SchemaError:
+        raise Dependent("this operator is not known") from None
+    versions = [version for version in schema.function_opset_versions if version <= call.version]
+    if not versions:
+        raise Dependent("nothing is known about how this operator treats rows")
+    function = onnx.FunctionProto.FromString(schema.get_function_with_opset_version(max(versions)))
+    references = {
+        name: attribute.default_value for name, attribute in schema.attributes.items() if attribute.default_value.name
+    }
+    references.update(call.attributes)
+    return _run_function(host, function, call, references)
+
+
+def _run_function(
+    host: Host, function: onnx.FunctionProto, call: Call, references: Mapping[str, onnx.AttributeProto]
+) -> list[AnyValue]:
+    scope: Scope = dict.fromkeys(function.input)
+    scope.update(zip(function.input, call.inputs, strict=False))
+    host.walk(function.node, scope, opsets(function.opset_import), references)
+    missing = Mixed("a function", "it does not compute one of its outputs")
+    return [scope.get(name) or missing for name in function.output]
 
 
 RULES: dict[str, Callable[[Call, Context], list[AnyValue]]] = {"If": branch, "Loop": loop, "Scan": scan}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream.plugins.engines.worker import MESSAGE_CHARACTERS_MAX, NO_MEMORY, importing
 from millstream.services.device import find_device
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import NUMPY
@@ -21,9 +22,8 @@ from millstream.services.model.signature import Signature
 from millstream.services.process.process_memory import trim
 from millstream.services.repository.variants import Target
 from millstream.workers.backends.base import NO_OPTIONS, Array, Options, OutOfMemory, Stop, Terminated, check_options
-from millstream.workers.backends.engine_parts import CheckedInputs, CpuBackend, check_cpu, check_not_ended, whole_import
+from millstream.workers.backends.engine_parts import CheckedInputs, CpuBackend, check_cpu, check_not_ended
 
-MESSAGE_CHARACTERS_MAX = 1000
 SHAPES_MAX = 512  # operators times shapes whose code OpenVINO keeps; beyond, it compiles that used longest ago again
 BLOB = "compiled.variant.blob"  # file name of a compiled model: a variant
 OPTIONS = {"threads": int, "precision": str, "dynamic_group": int}  # of a load
@@ -34,7 +34,6 @@ PRECISIONS = ("f32", "bf16", "f16")
 #: would round FP64 to FP32 and cut UINT64 off at 32 bits without an error; text ends its process.
 SUPPORTED = frozenset({"BOOL", "UINT8", "UINT16", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32"})
 
-_NO_MEMORY = re.compile(r"bad_alloc|failed to allocate|out of memory|not enough memory", re.IGNORECASE)
 _INT32 = np.iinfo(np.int32)
 #: Lines of OpenVINO's messages that name its own source files and conditions.
 _LOCATION = re.compile(r"^(Exception from .*|Check '.*' failed at .*|.* failed with \w+:)$", re.MULTILINE)
@@ -153,7 +152,7 @@ class OpenVinoInstance:
                 self.rebuild()  # the shapes within a cancelled model are those of its unfinished run
                 raise Terminated from error
             reason = _reason(error)
-            if _NO_MEMORY.search(reason):
+            if NO_MEMORY.search(reason):
                 raise OutOfMemory(f"OpenVINO: out of memory: {reason}") from error
             raise Failure(Code.MODEL, f"OpenVINO: {reason}") from error
 
@@ -258,7 +257,7 @@ class OpenVino(CpuBackend):
             except MemoryError as error:
                 raise _too_large(path, error) from error
             except Exception as error:
-                if _NO_MEMORY.search(str(error)):
+                if NO_MEMORY.search(str(error)):
                     raise _too_large(path, error) from error
                 raise Failure(Code.MODEL, f"OpenVINO cannot load {path.name}: {_reason(error, path)}") from error
             check_not_ended(stop)
@@ -273,13 +272,9 @@ def _library() -> Any:
     known = sys.modules.get(reporter, ...)
     sys.modules[reporter] = None  # type: ignore[assignment]
     try:
-        with whole_import("openvino"):
+        with importing("openvino", "openvino", "openvino"):
             import openvino
             import openvino.frontend
-    except ImportError as error:
-        raise Failure(
-            Code.UNAVAILABLE, f"openvino cannot be imported ({error}): install millstream[openvino]"
-        ) from error
     finally:
         if known is ...:
             del sys.modules[reporter]
