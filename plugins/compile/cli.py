@@ -88,7 +88,11 @@ def race(
     """
     if sum((show, cancel, reproduce is not None)) > 1:
         raise wrong_usage("--show, --cancel and --reproduce exclude each other")
-    content = _content(samples)
+    try:
+        content = samples.read_bytes() if samples is not None else None
+    except OSError as error:
+        raise wrong_usage(f"--samples: {samples} cannot be read: {error.strerror}") from error
+    given = {"cosine_min": cosine_min, "agreement_min": agreement_min}
     from millstream.client.client import Client
 
     with Client(server_address(context, endpoint, key), retries=0) as client:
@@ -98,7 +102,7 @@ def race(
             return
         if show or cancel:
             found = client.cancel_race(name, number, pool=pool) if cancel else client.race(name, number, pool=pool)
-            _emit_or_show(found, json_output=json_output)
+            _show(found, json_output=json_output)
             return
         if content is not None:
             client.put_race_samples(name, number, content)
@@ -108,28 +112,13 @@ def race(
             targets=[one for part in (targets or "").split(",") if (one := part.strip())],
             pool=pool,
             accept_random_samples=accept_random_samples,
-            gate=gate_of(cosine_min, agreement_min),
+            gate={name: value for name, value in given.items() if value is not None},
         )
         if wait:
             found = _follow(client, found)
-        _emit_or_show(found, json_output=json_output)
+        _show(found, json_output=json_output)
         if wait and found["state"] != "decided":
             raise Failure(Code.MODEL, f"no verdict was reached: {found['why'] or found['state']}")
-
-
-def gate_of(cosine_min: float | None, agreement_min: float | None) -> dict[str, float | str]:
-    """Return what is given of the gate."""
-    given = {"cosine_min": cosine_min, "agreement_min": agreement_min}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _content(samples: Path | None) -> bytes | None:
-    if samples is None:
-        return None
-    try:
-        return samples.read_bytes()
-    except OSError as error:
-        raise wrong_usage(f"--samples: {samples} cannot be read: {error.strerror}") from error
 
 
 def serving_version(client: Client, name: str) -> int:
@@ -174,14 +163,10 @@ def _progress(found: Race) -> Any:
     return table
 
 
-def _emit_or_show(found: Race, *, json_output: bool) -> None:
+def _show(found: Race, *, json_output: bool) -> None:
     if json_output:
         emit(found)
-    else:
-        _show(found)
-
-
-def _show(found: Race) -> None:
+        return
     console = results()
     console.print(f"[bold]{escape(found['model'])}[/] version {found['version']}  {found['state']}")
     show_detail(console, "  pool      ", escape(f"{found['pool']} ({found['kind']})"))
