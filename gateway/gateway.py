@@ -37,7 +37,7 @@ from millstream.gateway.tensors.output_options import ClientRegions
 from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.v2.service import InferService, v2_codec
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.ingest.check_process import end_fork_server
+from millstream.services.ingest.forked_check import end_fork_servers
 from millstream.services.installation import installation_name, shared_metrics
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.process import ProcessMetrics
@@ -248,7 +248,7 @@ class Gateway:
         self._log_level.stop()
         await self.log_levels.close()
         await asyncio.to_thread(self.recorder.close)
-        await end_fork_server()
+        await end_fork_servers()
         self.budgets.close()
         self._process_metrics.stop()
         self.registry.close()

@@ -15,9 +15,8 @@ from millstream.gateway.tensors.input_plans import raw_tensor
 from millstream.gateway.tensors.inputs import Extent, InputPlan, InputTensor
 from millstream.gateway.tensors.outputs import Column, Outputs, OutputTensor
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.model.classes import ANSWERED_MAX, Classes
 from millstream.services.model.datatypes import BYTES
-from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.model.signature import ANSWERED_MAX, Classes, Signature, TensorSpec
 
 
 class OutputTarget(Protocol):

@@ -17,9 +17,8 @@ import orjson
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.outputs import OutputTensor, rows_of, text_of
 from millstream.services.errors import invalid
-from millstream.services.model.classes import LABEL, SCORE
 from millstream.services.model.manifest import Manifest
-from millstream.services.model.signature import Signature
+from millstream.services.model.signature import LABEL, SCORE, Signature
 
 #: what the public inference API does before it runs a model
 _OPTIONS = frozenset({"use_cache", "wait_for_model", "use_gpu", "gpu", "dont_load_model"})

@@ -29,7 +29,7 @@ from millstream.plugins.compile.targets import get_target
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.agreement import Array
 from millstream.services.model.datatypes import decode_elements, encode_elements
-from millstream.services.model.npz import read_npz
+from millstream.services.model.samples import read_npz
 from millstream.services.model.signature import Signature
 from millstream.services.sandbox.group_watch import FolderWatch, GroupWatch
 

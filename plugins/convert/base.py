@@ -6,15 +6,17 @@ A module of an importer imports its framework inside `convert` alone: recognitio
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from millstream.services.errors import invalid
 from millstream.services.ingest import importers
 from millstream.services.ingest.importers import ImportOptions, Sample, Source
-from millstream.services.model.classes import Classes
 from millstream.services.model.manifest import ColumnCategories
+from millstream.services.model.signature import Classes
 
 if TYPE_CHECKING:
     from millstream.services.ingest.report import Converted, Recognised
@@ -94,3 +96,29 @@ class Importer(importers.Importer):
         from millstream.plugins.convert.conversion import convert
 
         return await convert(self, folder, recognised, options, settings)
+
+
+def read_json(path: Path, bytes_max: int) -> Any:
+    """Return the JSON document in a file. Raises Failure(INVALID), OSError."""
+    if not path.is_file():
+        raise invalid(f"the folder has no {path.name}")
+    with path.open("rb") as file:
+        return parse_json(file.read(bytes_max + 1), path.name, bytes_max)
+
+
+def parse_json(content: bytes, what: str, bytes_max: int) -> Any:
+    """Return a JSON document. Raises Failure(INVALID)."""
+    if len(content) > bytes_max:
+        raise invalid(f"{what} has more than {bytes_max} bytes")
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"{what} is not JSON: {str(error)[:100]}") from error
+
+
+def path_below(folder: Path, name: str, what: str) -> Path:
+    """Return the path of a name below a folder. Raises Failure(INVALID) for one that leads out of it."""
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts:
+        raise invalid(f"{what} names {name[:80]!a}, which leads out of the folder: copy the file into it")
+    return folder / pure

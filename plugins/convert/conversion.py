@@ -7,12 +7,10 @@ The process is forked from one that has the framework loaded (`ingest.fork_serve
 from __future__ import annotations
 
 import asyncio
-import atexit
 import errno
 import logging
 import shutil
 import signal
-from functools import cache
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -22,13 +20,13 @@ from millstream.plugins.convert.base import SCRATCH, Importer
 from millstream.plugins.convert.import_process import ImportReport, ImportTask
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import FORKS
-from millstream.services.ingest.forked_check import Forker, Program
+from millstream.services.ingest.forked_check import ForkedProgram, forker_of
 from millstream.services.ingest.importers import IMPORTED, SOURCE, ImportOptions
 from millstream.services.ingest.report import Converted, Recognised, Rejection, printed
 from millstream.services.process.audit import caller
 from millstream.services.process.caller_slots import CallerSlots
 from millstream.services.repository.disk import is_full, storage_failure
-from millstream.services.sandbox.child import IMPORT_ROOT, Ended, WatchOf, confined_environment, run_confined
+from millstream.services.sandbox.child import Ended, WatchOf, confined_environment, run_confined
 from millstream.services.sandbox.group_watch import FolderWatch, GroupWatch
 from millstream.services.settings import Settings
 
@@ -44,7 +42,6 @@ IMPORTS_OF_CALLERS_MAX = 4
 WARM_S = 300.0
 #: for an import to begin: until then the framework is loaded, on a busy machine
 BEGIN_S_MAX = 120.0
-_forkers: list[Forker] = []
 _slots_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, CallerSlots] = WeakKeyDictionary()
 
 
@@ -105,26 +102,13 @@ async def convert(
 async def _run(task: ImportTask, rehearsal: str, watch_of: WatchOf) -> Ended:
     """Run the import in a process that is forked where its framework is loaded; else in one that is started."""
     document = task.model_dump_json().encode()
+    program = ForkedProgram(_MODULE, rehearsal, WARM_S, BEGIN_S_MAX)
     if rehearsal and FORKS:
-        if (ended := await _forker(rehearsal).run(document, watch_of)) is not None:
+        if (ended := await forker_of(program, _environment).run(document, watch_of)) is not None:
             return ended
         for name in (IMPORTED, SCRATCH):  # of an import that was ended with its fork server
             await asyncio.to_thread(shutil.rmtree, task.folder / name, ignore_errors=True)
     return await run_confined(_MODULE, task.folder, document, _environment(), watch_of)
-
-
-@cache
-def _forker(rehearsal: str) -> Forker:
-    forker = Forker(IMPORT_ROOT, _environment(), Program(_MODULE, rehearsal, WARM_S, BEGIN_S_MAX))
-    _forkers.append(forker)
-    atexit.register(forker.close)
-    return forker
-
-
-async def end_warm_importers() -> None:
-    """End the processes that imports are forked from; the next import starts its own again."""
-    for forker in _forkers:
-        await asyncio.to_thread(forker.close)
 
 
 def _outcome(ended: Ended, task: ImportTask) -> Converted:

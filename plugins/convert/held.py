@@ -13,8 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from millstream.plugins.convert.base import Imported, Importer
+from millstream.plugins.convert.drawn_samples import ModelInput, draw_samples
 from millstream.services.errors import invalid
-from millstream.services.ingest.importers import IMPORTED, ImportOptions, Members, Sample, Source, find_importer
+from millstream.services.ingest.importers import IMPORTED, ImportOptions, Members, Source, find_importer
 
 #: names of the importers of formats that hold others: none holds another
 ONNX_FILE = "model.onnx"
@@ -93,10 +94,10 @@ def import_onnx(source: Source, path: Path, notes: Sequence[str]) -> Imported:
 
     from millstream.services.ingest.external_data import check_weights, weight_files
     from millstream.services.ingest.graph import read_model, stored_outside
+    from millstream.services.ingest.import_check import by_name
     from millstream.services.ingest.mending import mend
     from millstream.services.ingest.model_io import read_tensors
-    from millstream.services.ingest.trial_inputs import draw, find_probe
-    from millstream.services.ingest.trial_session import Session, TrialError
+    from millstream.services.ingest.trial_session import Session
 
     model = read_model(path)
     weights = weight_files(stored_outside(model))
@@ -111,15 +112,9 @@ def import_onnx(source: Source, path: Path, notes: Sequence[str]) -> Imported:
     served.write_bytes(model.SerializeToString())
     inputs, outputs = read_tensors(model)
     session = Session(served, inputs, outputs)
-    try:
-        probe = find_probe(session, inputs)
-    except TrialError as error:
-        raise invalid(f"the ONNX model runs on no generated input: {error}") from error
-    arrays = draw(inputs, 1, probe.size, probe.style)
-    given = {tensor.name: array for tensor, array in zip(inputs, arrays, strict=True)}
-    answers = {tensor.name: array for tensor, array in zip(outputs, probe.observed, strict=True)}
+    given = [ModelInput(tensor.name, tensor.datatype, tensor.dims) for tensor in inputs]
+    samples = draw_samples(given, lambda arrays: by_name(outputs, session.run(arrays)))
     versions = f"{model.producer_name} {model.producer_version}".strip() or "ONNX"
-    samples = [Sample(given, answers)]
     made = f"{versions[:100]}, onnxruntime {onnxruntime.__version__}"
     files = [target / name for name in weights]
     return Imported(served, "onnx", samples, made, (*notes, *mends.notes), files=files)

@@ -14,8 +14,14 @@ import numpy as np
 
 from millstream.plugins.convert.base import Imported, Importer
 from millstream.plugins.convert.huggingface_folder import TOKENIZER, Folder, is_folder, member_patterns, read_folder
-from millstream.plugins.convert.huggingface_heads import answer_of
-from millstream.plugins.convert.huggingface_model import MASK, TYPES, Encoder, import_transformers, load_encoder
+from millstream.plugins.convert.huggingface_model import (
+    MASK,
+    TYPES,
+    Encoder,
+    answer_of,
+    import_transformers,
+    load_encoder,
+)
 from millstream.plugins.convert.onnx_export import CannotExport, Export, export, import_torch, sample
 from millstream.services.errors import invalid
 from millstream.services.ingest.importers import IMPORTED, Array, ImportOptions, Members, Sample, Source
@@ -36,7 +42,7 @@ class HuggingFaceImporter(Importer):
     extra = "huggingface"
     modules = ("torch", "onnxscript", "transformers", "safetensors", "tokenizers")
     marks = frozenset({"config.json"})
-    rehearsal = "millstream.plugins.convert.rehearsals:load_torch"
+    rehearsal = "millstream.plugins.convert.onnx_export:load_torch"
 
     def recognises(self, source: Source) -> bool:
         return is_folder(source.path)

@@ -12,11 +12,12 @@ import math
 import re
 from collections.abc import Mapping
 from glob import escape
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from millstream.plugins.convert.base import path_below, read_json
 from millstream.services.errors import invalid
-from millstream.services.ingest.importers import ImportOptions
+from millstream.services.ingest.importers import Array, ImportOptions
 
 DOCUMENT_BYTES_MAX = 8 << 20
 #: numbers in config.json, by their names: layers, heads or labels, and everything else
@@ -103,7 +104,7 @@ def read_folder(path: Path, options: ImportOptions, *, exported: bool = False) -
     `exported`: the model is an ONNX file of the folder, so that its class and its weights do not count.
     """
     modules = _modules(path)
-    encoder = _below(path, modules[0].get("path", "")) if modules else path
+    encoder = path_below(path, str(modules[0].get("path", "")), MODULES) if modules else path
     config = _object(encoder / CONFIG)
     _check_sizes(config)
     sentence = _object(encoder / "sentence_bert_config.json", absent={})
@@ -136,8 +137,8 @@ def member_patterns(path: Path, *, exported: bool = False) -> list[str]:
     `exported`: the model is an ONNX file of the folder. Raises Failure(INVALID), OSError.
     """
     modules = _modules(path)
-    folders = {_below(path, module.get("path", "")) for module in modules} | {path}
-    encoder = _below(path, modules[0].get("path", "")) if modules else path
+    folders = {path_below(path, str(module.get("path", "")), MODULES) for module in modules} | {path}
+    encoder = path_below(path, str(modules[0].get("path", "")), MODULES) if modules else path
     places = {folder: "" if folder == path else f"{escape(folder.relative_to(path).as_posix())}/" for folder in folders}
     found = [MODULES, *(f"{place}{name}" for place in places.values() for name in _MEMBERS)]
     if exported:
@@ -147,7 +148,7 @@ def member_patterns(path: Path, *, exported: bool = False) -> list[str]:
     return [*found, *(f"{place}{name}" for place in places.values() for name in (_WEIGHTS, *weights, *code))]
 
 
-def read_safetensors(path: Path) -> dict[str, Any]:
+def read_safetensors(path: Path) -> dict[str, Array]:
     """Return the arrays of a file of safetensors, in FP32. Raises Failure(INVALID), OSError."""
     import numpy as np
 
@@ -167,6 +168,14 @@ def read_safetensors(path: Path) -> dict[str, Any]:
             array = (array.astype(np.uint32) << 16).view(np.float32)
         arrays[name] = array.astype(np.float32)
     return arrays
+
+
+def read_linear(dense: Dense) -> tuple[Array, Array | None]:
+    """Return weight (out, in) and bias of a linear layer. Raises Failure(INVALID) for another layer; OSError."""
+    weights = {name.removeprefix("linear."): array for name, array in read_safetensors(dense.folder / _WEIGHTS).items()}
+    if set(weights) - {"bias"} != {"weight"} or weights["weight"].ndim != 2:
+        raise invalid(f"the weights of the Dense module {dense.folder.name[:80]!a} are not those of one linear layer")
+    return weights["weight"], weights.get("bias")
 
 
 def check_safetensors(path: Path) -> None:
@@ -236,7 +245,7 @@ def _weight_files(folder: Path) -> list[Path]:
     named = _object(folder / _INDEX).get("weight_map")
     if not isinstance(named, dict):
         raise invalid(f"{_INDEX} has no weight_map")
-    files = [_below(folder, name) for name in sorted(set(map(str, named.values())))]
+    files = [path_below(folder, name, _INDEX) for name in sorted(set(map(str, named.values())))]
     for path in files:
         if not path.is_file():
             raise invalid(f"the folder has not all weights: {path.name[:80]} is missing, which {_INDEX} names")
@@ -279,7 +288,7 @@ def _size_max(key: str) -> int:
 def _modules(path: Path) -> list[dict[str, Any]]:
     if not (path / MODULES).is_file():
         return []
-    modules = _json(path / MODULES)
+    modules = read_json(path / MODULES, DOCUMENT_BYTES_MAX)
     if not isinstance(modules, list) or not modules or not all(isinstance(one, dict) for one in modules):
         raise invalid(f"{MODULES} is not a list of the modules of sentence-transformers")
     if _kind(modules[0]) != "Transformer":
@@ -299,7 +308,7 @@ def _pipeline(path: Path, modules: list[dict[str, Any]]) -> Pipeline:
     normalize = False
     for module in modules:
         kind = _kind(module)
-        folder = _below(path, module.get("path", ""))
+        folder = path_below(path, str(module.get("path", "")), MODULES)
         if kind == "Pooling" and not pooling:
             pooling = _pooled(_object(folder / CONFIG))
         elif kind == "Dense" and pooling and not normalize:
@@ -345,31 +354,13 @@ def _dense(folder: Path) -> Dense:
     return Dense(folder, activation)
 
 
-def _below(path: Path, name: Any) -> Path:
-    pure = PurePosixPath(str(name))
-    if pure.is_absolute() or ".." in pure.parts:
-        raise invalid(f"the folder refers to {str(name)[:80]!a}, which is outside of it")
-    return path / pure
-
-
 def _object(path: Path, absent: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
     if absent is not None and not path.is_file():
         return absent
-    document = _json(path)
+    document = read_json(path, DOCUMENT_BYTES_MAX)
     if not isinstance(document, dict):
         raise invalid(f"{path.name} is not a JSON object")
     return document
-
-
-def _json(path: Path) -> Any:
-    if not path.is_file():
-        raise invalid(f"the folder has no {path.name}")
-    if path.stat().st_size > DOCUMENT_BYTES_MAX:
-        raise invalid(f"{path.name} has more than {DOCUMENT_BYTES_MAX} bytes")
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise invalid(f"{path.name} is not JSON: {str(error)[:100]}") from error
 
 
 def _text(path: Path) -> str:

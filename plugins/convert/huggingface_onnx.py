@@ -1,7 +1,7 @@
 """Imports folders of Hugging Face that have an ONNX file, as its hub and optimum have them: no PyTorch is needed.
 
 config.json, onnx/model.onnx ─> a copy; of sentence-transformers: pooling, Dense and Normalize of modules.json behind it
-tokenizer.json ─> as for a model that is converted (importers.huggingface)
+tokenizer.json ─> as for a model that is converted (convert.huggingface)
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from millstream.plugins.convert.base import Imported, Importer
 from millstream.plugins.convert.held import import_onnx
 from millstream.plugins.convert.huggingface import TOKENS_PADDED, padding_notes, tokenizer_files
 from millstream.plugins.convert.huggingface_folder import (
+    Dense,
     Folder,
     Pipeline,
     is_folder,
     member_patterns,
     positions_of,
     read_folder,
-    read_safetensors,
+    read_linear,
 )
-from millstream.plugins.convert.huggingface_heads import LOGITS, Task, answer_of
-from millstream.plugins.convert.huggingface_model import IDS, MASK, TYPES
+from millstream.plugins.convert.huggingface_model import IDS, LOGITS, MASK, TYPES, Task, answer_of
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.external_data import weights_of
 from millstream.services.ingest.file_kind import why_not_onnx
 from millstream.services.ingest.importers import Array, ImportOptions, Members, Sample, Source
-from millstream.services.ingest.onnx_folder import OnnxFile, find_onnx, notes_on_others
+from millstream.services.ingest.layout import OnnxFile, find_onnx, notes_on_others
 from millstream.services.model.datatypes import NUMPY
 
 _EMBEDDING = "sentence_embedding"
@@ -147,7 +147,7 @@ def _pooled(imported: Imported, pipeline: Pipeline) -> Imported:
             f"modules.json pools the vectors of tokens, and the ONNX file has no {_STATES[0]} or no {MASK}: export it "
             "again with optimum, or push the ONNX file by itself"
         )
-    layers = [(_linear(dense.folder / "model.safetensors"), dense.activation) for dense in pipeline.dense]
+    layers = [(_linear(dense), dense.activation) for dense in pipeline.dense]
     _append(imported.path, states, pipeline, layers)
     answer = _answer(np.asarray(sample.outputs[states], np.float32), sample.inputs[MASK], pipeline, layers)
     return imported._replace(
@@ -158,11 +158,9 @@ def _pooled(imported: Imported, pipeline: Pipeline) -> Imported:
 Linear = tuple[Array, Array | None]
 
 
-def _linear(path: Path) -> Linear:
-    weights = {name.removeprefix("linear."): array for name, array in read_safetensors(path).items()}
-    if set(weights) - {"bias"} != {"weight"} or weights["weight"].ndim != 2:
-        raise invalid(f"the weights of the Dense module {path.parent.name[:80]!a} are not those of one linear layer")
-    return np.ascontiguousarray(weights["weight"].T), weights.get("bias")
+def _linear(dense: Dense) -> Linear:
+    weight, bias = read_linear(dense)
+    return np.ascontiguousarray(weight.T), bias
 
 
 def _answer(states: Array, mask: Array, pipeline: Pipeline, layers: Sequence[tuple[Linear, str]]) -> Array:

@@ -24,8 +24,15 @@ from pydantic import BaseModel, ConfigDict
 from millstream.plugins.convert.base import SCRATCH, Imported, Importer
 from millstream.services.environment import ENVIRONMENT
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.ingest.import_samples import write_samples
-from millstream.services.ingest.importers import IMPORTED, LABELS, ImportOptions, Source, importers, resolve
+from millstream.services.ingest.importers import (
+    IMPORTED,
+    LABELS,
+    ImportOptions,
+    Source,
+    importers,
+    resolve,
+    write_samples,
+)
 from millstream.services.ingest.report import SAMPLES_MAX, Converted, PathBelow, Rejection, Text, one_line
 from millstream.services.model.manifest import CATEGORIES_MAX, COLUMNS_MAX, ColumnCategories
 from millstream.services.process.threads import NICE

@@ -14,18 +14,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from millstream.plugins.convert.base import SCRATCH, Imported, Importer
-from millstream.plugins.convert.onnx_export import CannotExport, Export, export, import_torch
+from millstream.plugins.convert.drawn_samples import draw_samples, model_input
+from millstream.plugins.convert.onnx_export import CannotExport, Export, export, import_torch, sample
 from millstream.services.errors import Failure, invalid
-from millstream.services.ingest.importers import Array, ImportOptions, Sample, Source
+from millstream.services.ingest.file_kind import zip_names
+from millstream.services.ingest.importers import Array, ImportOptions, Source
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 CONFIG_BYTES_MAX = 64 << 20
-MEMBERS_MAX = 10_000
-_SIZES = (8, 16, 32, 64, 128, 224, 256)
-_ROWS = ((3, 0), (1, 0), (2, 3))  # rows, and what is added to variable sizes
 _CUSTOM = (
     "is a class of your own, which the gateway does not have: export the model where it runs, "
     "model.export('model.onnx', format='onnx')"
@@ -38,10 +35,10 @@ class KerasImporter(Importer):
     name = "Keras"
     extra = "keras"
     modules = ("keras", "torch", "onnxscript", "h5py")
-    rehearsal = "millstream.plugins.convert.rehearsals:load_torch"
+    rehearsal = "millstream.plugins.convert.onnx_export:load_torch"
 
     def recognises(self, source: Source) -> bool:
-        return source.path.is_file() and {CONFIG, WEIGHTS} <= set(_names(source.path))
+        return {CONFIG, WEIGHTS} <= set(zip_names(source.path))
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         check_config(_config(source.path))
@@ -52,12 +49,19 @@ class KerasImporter(Importer):
         names = _unique([_name(tensor, inputs, tensor.name) for tensor in model.inputs], ())
         outputs = _unique([_name(tensor, found, _layer(tensor)) for tensor in model.outputs], names)
         served = _served(torch, keras, model, inputs)
-        arrays, samples = _samples(torch, served, model, names, outputs)
+        taken = [model_input(name, str(one.dtype), one.shape) for name, one in zip(names, model.inputs, strict=True)]
+
+        def answer(arrays: Sequence[Array]) -> dict[str, Array]:
+            return dict(sample(torch, served, names, outputs, arrays).outputs)
+
+        samples = draw_samples(taken, answer)
         variable = [
             {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(tensor.shape) if size is None}
             for tensor in model.inputs
         ]
-        what = Export(served, names, outputs, tuple(map(torch.from_numpy, arrays)), (tuple(variable),))
+        what = Export(
+            served, names, outputs, tuple(map(torch.from_numpy, samples[0].inputs.values())), (tuple(variable),)
+        )
         try:
             files = export(torch, what, source.folder)
         except CannotExport as error:
@@ -96,17 +100,6 @@ def _objects(document: Any) -> Iterator[dict[str, Any]]:
             pending.extend(value.values())
         elif isinstance(value, list):
             pending.extend(value)
-
-
-def _names(path: Path) -> list[str]:
-    with path.open("rb") as file:
-        if file.read(4) != b"PK\x03\x04":
-            return []
-        try:
-            with zipfile.ZipFile(file) as archive:
-                return archive.namelist()[:MEMBERS_MAX]
-        except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error):
-            return []
 
 
 def _config(path: Path) -> Any:
@@ -184,37 +177,3 @@ def _served(torch: Any, keras: Any, model: Any, inputs: Any) -> Any:
             return tuple(keras.tree.flatten(self.model(given, training=False)))
 
     return Served().eval()
-
-
-def _samples(
-    torch: Any, served: Any, model: Any, names: Sequence[str], outputs: Sequence[str]
-) -> tuple[list[Array], list[Sample]]:
-    """Return inputs of several rows, and what the model answers. Raises Failure(INVALID) if it runs on none."""
-    generator = np.random.default_rng(1)
-    failure: Exception | None = None
-    for size in _SIZES:
-        samples = []
-        for rows, more in _ROWS:
-            arrays = [_draw(tensor, rows, size + more, generator) for tensor in model.inputs]
-            try:
-                with torch.inference_mode():
-                    found = served(*map(torch.from_numpy, arrays))
-            except MemoryError:
-                raise
-            except Exception as error:
-                failure = failure or error
-                continue
-            answers = [tensor.detach().contiguous().numpy() for tensor in found]
-            samples.append(Sample(dict(zip(names, arrays, strict=True)), dict(zip(outputs, answers, strict=True))))
-        if samples:
-            return list(samples[0].inputs.values()), samples
-    assert failure is not None
-    raise invalid(f"the model does not run on generated inputs: {' '.join(str(failure).split())[:300]}") from failure
-
-
-def _draw(tensor: Any, rows: int, size: int, generator: np.random.Generator) -> Array:
-    shape = [length or (size if axis else rows) for axis, length in enumerate(tensor.shape)]
-    dtype = np.dtype(str(tensor.dtype))
-    if dtype.kind == "f":
-        return generator.standard_normal(shape).astype(dtype)
-    return generator.integers(0, 2, shape).astype(dtype)

@@ -13,12 +13,12 @@ from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from millstream.plugins.convert.base import Imported, Importer
+from millstream.plugins.convert.base import Imported, Importer, path_below
 from millstream.plugins.convert.held import import_onnx, importer_of
 from millstream.services.errors import invalid
 from millstream.services.ingest.external_data import weights_of
 from millstream.services.ingest.importers import ImportOptions, Members, Source
-from millstream.services.ingest.onnx_folder import find_onnx
+from millstream.services.ingest.layout import find_onnx
 from millstream.services.model.manifest import ColumnCategories
 
 DOCUMENT = "MLmodel"
@@ -122,10 +122,7 @@ def _chosen(folder: Path, flavours: Any) -> tuple[str, Path]:
         named = named or _of_python_function(flavours)
         if named is None:
             raise invalid(f"the flavour {flavour} of the MLflow model names no file ({' or '.join(keys)})")
-        pure = PurePosixPath(named)
-        if pure.is_absolute() or ".." in pure.parts:
-            raise invalid(f"the flavour {flavour} of the MLflow model names a file outside of it: {named[:80]!a}")
-        path = folder / pure
+        path = path_below(folder, named, f"the flavour {flavour} of the MLflow model")
         if not path.exists():
             raise invalid(f"the MLflow model has no {named[:80]!a}, which its flavour {flavour} names")
         return flavour, path

@@ -6,12 +6,11 @@ Source: MLServer, docs/reference/model-settings.md, and load_model of its runtim
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from millstream.plugins.convert.base import Imported, Importer
+from millstream.plugins.convert.base import Imported, Importer, path_below, read_json
 from millstream.plugins.convert.held import convert_held, held_members
 from millstream.services.errors import invalid
 from millstream.services.ingest.importers import ImportOptions, Members, Source
@@ -59,11 +58,7 @@ class MLServerImporter(Importer):
 
 
 def _settings(path: Path) -> Mapping[str, Any]:
-    content = path.read_bytes()
-    try:
-        document = json.loads(content[: DOCUMENT_BYTES_MAX + 1])
-    except (ValueError, RecursionError) as error:
-        raise invalid(f"{SETTINGS} is not JSON: {str(error)[:100]}") from error
+    document = read_json(path, DOCUMENT_BYTES_MAX)
     if not isinstance(document, dict):
         raise invalid(f"{SETTINGS} is not a JSON object")
     return document
@@ -104,10 +99,7 @@ def _below(folder: Path, uri: str) -> Path:
         raise invalid(
             f"{SETTINGS}: the uri {uri[:80]!a} is not in the folder: copy the model into it, and name it there"
         )
-    pure = PurePosixPath(uri)
-    if pure.is_absolute() or ".." in pure.parts:
-        raise invalid(f"{SETTINGS}: the uri {uri[:80]!a} leads out of the folder: copy the model into it")
-    return folder / pure
+    return path_below(folder, uri, SETTINGS)
 
 
 def _notes(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:

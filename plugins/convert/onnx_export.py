@@ -5,6 +5,8 @@ For the checker process only: it imports PyTorch, and is called by the importers
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
 import warnings
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ import numpy as np
 
 from millstream.services.errors import invalid
 from millstream.services.ingest.importers import IMPORTED, Array, Sample
+from millstream.services.process.threads import NICE
 
 #: what PyTorch's exporter imports besides PyTorch
 MODULES = ("torch", "onnxscript")
@@ -63,6 +66,22 @@ def import_torch(*, exporter: bool = True) -> Any:
         ) from error
     torch.set_num_threads(1)
     return torch
+
+
+def load_torch() -> None:
+    """Load PyTorch and its exporter, in the process that imports are forked from.
+
+    That takes two thirds of the time of a small import. A child finds them loaded, and the modules that the first
+    export imports, too. Not transformers or Keras: where they write is read when they are loaded. TensorFlow starts
+    threads when it is loaded, so that it cannot be forked (`ingest.fork_server`).
+    """
+    os.nice(NICE)
+    tqdm = importlib.import_module("tqdm").tqdm
+    tqdm.monitor_interval = 0  # else the exporter's progress bar starts a thread
+    torch = import_torch()
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()).eval()
+    rows = ({0: torch.export.Dim("rows")},)
+    torch.onnx.export(module, (torch.zeros(2, 2),), dynamo=True, verbose=False, dynamic_shapes=rows)
 
 
 def export(torch: Any, what: Export, folder: Path) -> list[Path]:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from millstream.plugins.convert.base import Imported
-from millstream.plugins.convert.tensor_draws import Drawn, answered
-from millstream.plugins.convert.tflite_document import TfliteModel
+from millstream.plugins.convert.drawn_samples import ModelInput, draw_samples, model_input
 from millstream.services.errors import invalid
 from millstream.services.ingest.importers import IMPORTED, Array, Sample, Source
+
+if TYPE_CHECKING:
+    from millstream.plugins.convert.tensorflow import TfliteModel
 
 FORMAT = "openvino"
 MODEL = "model.xml"
@@ -54,7 +56,7 @@ def convert(
     (folder / "model.tflite").unlink(missing_ok=True)  # the front end reads weights until here
     notes: tuple[str, ...] = ()
     if not samples:
-        samples = [_sample(library, path)]
+        samples = _samples(library, path)
         notes = ("TensorFlow is not installed where the gateway runs, so its own answers were not compared.",)
     version = library.get_version().partition("-")[0]
     return Imported(path, FORMAT, samples, f"openvino {version}", notes, [folder / WEIGHTS])
@@ -85,24 +87,25 @@ def _rename(model: Any, lite: TfliteModel | None) -> None:
                 port.get_tensor().set_names(set(found))
 
 
-def _sample(library: Any, path: Path) -> Sample:
+def _samples(library: Any, path: Path) -> list[Sample]:
     """Return OpenVINO's own answers for the file that was written."""
     compiled = library.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    drawn = {port.get_any_name(): _drawn(port) for port in compiled.inputs}
+    names = [port.get_any_name() for port in compiled.inputs]
 
-    def ask(arrays: Mapping[str, Array]) -> dict[str, Array]:
-        found = compiled(dict(arrays))
+    def answer(arrays: Sequence[Array]) -> dict[str, Array]:
+        found = compiled(dict(zip(names, arrays, strict=True)))
         return {port.get_any_name(): np.array(found[port]) for port in compiled.outputs}
 
-    return Sample(*answered(drawn, ask))
+    return draw_samples([_input(port) for port in compiled.inputs], answer)
 
 
-def _drawn(port: Any) -> Drawn:
-    shape = port.get_partial_shape()
-    name = port.get_element_type().get_type_name()
-    if shape.rank.is_dynamic or name not in _NAMES:
-        raise invalid(f"input {port.get_any_name()[:80]!r} has no number of dimensions, or elements of type {name}")
-    return Drawn(_NAMES[name], tuple(None if dim.is_dynamic else dim.get_length() for dim in shape))
+def _input(port: Any) -> ModelInput:
+    shape, name = port.get_partial_shape(), port.get_any_name()
+    if shape.rank.is_dynamic:
+        raise invalid(f"input {name[:80]!r} has no number of dimensions")
+    element = port.get_element_type().get_type_name()
+    dims = [None if dim.is_dynamic else dim.get_length() for dim in shape]
+    return model_input(name, _NAMES.get(element, element), dims)
 
 
 def _library() -> Any:

@@ -1,4 +1,4 @@
-"""Reads pickles and joblib files of models.
+"""Imports models of scikit-learn from pickles and joblib files.
 
 file ─> decompressed, bounded ─> unpickled: names are on the list (listed_types), and opcodes only rebuild objects
 
@@ -23,13 +23,43 @@ from typing import IO, Any, NoReturn
 
 import numpy as np
 
+from millstream.plugins.convert.base import SCRATCH, Imported, Importer
 from millstream.plugins.convert.listed_types import Use, find_listed, new_instance, refusal, set_state
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.ingest.file_kind import PICKLE_REFUSAL, content_head, is_pickle
+from millstream.services.ingest.importers import ImportOptions, Source
 
 #: bytes of a pickle after its decompression
 UNPACKED_BYTES_MAX = 4 << 30
 _CHUNK_BYTES = 1 << 20
 _JOBLIB_WRAPPER = ("joblib.numpy_pickle", "NumpyArrayWrapper")
+#: modules that the pickle of an estimator names near its beginning
+_MODULES = (b"sklearn", b"xgboost", b"lightgbm", b"catboost")
+#: modules that only pickles of other frameworks name
+_OTHERS = (b"torch", b"keras", b"tensorflow", b"jax")
+
+
+class PickleImporter(Importer):
+    """Imports pickles and joblib files."""
+
+    name = "scikit-learn"
+    extra = "scikit-learn"
+    modules = ("sklearn", "skl2onnx")
+    rehearsal = "millstream.plugins.convert.scikit_conversion:load_scikit_learn"
+
+    def recognises(self, source: Source) -> bool:
+        if not source.path.is_file():
+            return False
+        head = content_head(source.path)
+        return is_pickle(head) and any(module in head for module in _MODULES) and not any(m in head for m in _OTHERS)
+
+    def convert(self, source: Source, options: ImportOptions) -> Imported:
+        from millstream.plugins.convert.scikit_conversion import check_state, convert_estimator
+
+        if not options.allow_pickle:
+            raise invalid(PICKLE_REFUSAL)
+        model = load_pickle(source.path, source.folder / SCRATCH, check_state)
+        return convert_estimator(model, source.folder)
 
 
 def load_pickle(path: Path, scratch: Path, check: Callable[[Any], None]) -> Any:

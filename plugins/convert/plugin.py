@@ -4,7 +4,6 @@ from millstream.services.plugin.plugin import Plugin
 
 PLUGIN = Plugin(
     name="convert",
-    needs=("torch",),
     extras={
         "tensorflow": ("tensorflow", "tf2onnx"),
         "pytorch": ("torch", "onnxscript"),
@@ -16,18 +15,18 @@ PLUGIN = Plugin(
         "catboost": ("catboost",),
         "mlflow": ("yaml",),
     },
-    gateway=("millstream.plugins.convert.gateway:build",),
+    file_kinds=("millstream.plugins.convert.file_kinds:KINDS",),
     importers=(
         "millstream.plugins.convert.mlflow:MlflowImporter",
         "millstream.plugins.convert.torchserve:TorchServeImporter",
         "millstream.plugins.convert.mlserver:MLServerImporter",
-        "millstream.plugins.convert.versioned_folder:VersionedFolderImporter",
+        "millstream.plugins.convert.tensorflow:VersionedFolderImporter",
         "millstream.plugins.convert.huggingface_onnx:HuggingFaceOnnxImporter",
         "millstream.plugins.convert.boosted_trees:XgboostImporter",
         "millstream.plugins.convert.boosted_trees:LightgbmImporter",
         "millstream.plugins.convert.boosted_trees:CatboostImporter",
-        "millstream.plugins.convert.scikit_learn:PickleImporter",
-        "millstream.plugins.convert.scikit_learn:SkopsImporter",
+        "millstream.plugins.convert.pickles:PickleImporter",
+        "millstream.plugins.convert.skops_files:SkopsImporter",
         "millstream.plugins.convert.torch_program:TorchProgramImporter",
         "millstream.plugins.convert.torchscript:TorchScriptImporter",
         "millstream.plugins.convert.keras:KerasImporter",

@@ -1,12 +1,14 @@
 """Converts a fitted estimator of scikit-learn to ONNX, and runs it for the samples.
 
-estimator ─> inputs (importers.scikit_inputs) ─> skl2onnx, without ZipMap ─> imported/model.onnx
+estimator ─> inputs (convert.scikit_inputs) ─> skl2onnx, without ZipMap ─> imported/model.onnx
           └> predict, predict_proba, … on drawn rows ─> the expected value of each output
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,11 +18,20 @@ from typing import Any
 import numpy as np
 
 from millstream.plugins.convert.base import Imported
-from millstream.plugins.convert.scikit_inputs import INPUT, MISSING, Inputs, draw, imputes_text, inputs_of, is_missing
+from millstream.plugins.convert.scikit_inputs import (
+    INPUT,
+    MISSING,
+    EstimatorInputs,
+    draw,
+    imputes_text,
+    inputs_of,
+    is_missing,
+)
 from millstream.services.errors import invalid
 from millstream.services.ingest.importers import IMPORTED, Sample
 from millstream.services.ingest.mending import mend
-from millstream.services.model.paths import FILE
+from millstream.services.model.names import FILE
+from millstream.services.process.threads import NICE
 
 Array = np.ndarray[Any, Any]
 
@@ -38,6 +49,14 @@ NO_CONVERTER = (
     "served yet"
 )
 _BOOSTED = {"XGBModel": "XGBoost", "LGBMModel": "LightGBM", "CatBoost": "CatBoost"}
+
+
+def load_scikit_learn() -> None:
+    """Load scikit-learn and its converter, in the process that imports are forked from."""
+    os.nice(NICE)
+    for module in ("sklearn.ensemble", "sklearn.pipeline", "skl2onnx", "onnxmltools", "pandas"):
+        with suppress(ImportError):  # the import that needs it says what to install
+            importlib.import_module(module)
 
 
 def check_state(state: Any) -> None:
@@ -160,7 +179,7 @@ def _release(version: str) -> tuple[int, ...]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _to_onnx(model: Any, inputs: Inputs) -> Any:
+def _to_onnx(model: Any, inputs: EstimatorInputs) -> Any:
     import skl2onnx
     from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator
 
@@ -199,7 +218,7 @@ def _name_inputs(onnx_model: Any, names: list[str]) -> None:
         given.name = name
 
 
-def _initial_types(inputs: Inputs) -> list[tuple[str, Any]]:
+def _initial_types(inputs: EstimatorInputs) -> list[tuple[str, Any]]:
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 
     if inputs.table:
@@ -238,7 +257,7 @@ def _register_boosted() -> None:
         update_registered_converter(LGBMRegressor, "LgbmRegressor", regressor, convert_lightgbm)
 
 
-def _sample(model: Any, inputs: Inputs, onnx_model: Any) -> tuple[Sample, list[str]]:
+def _sample(model: Any, inputs: EstimatorInputs, onnx_model: Any) -> tuple[Sample, list[str]]:
     columns = draw(inputs)
     fed = _fed(inputs, columns)
     answers = {output.name: _answer(model, at, fed) for at, output in enumerate(onnx_model.graph.output)}
@@ -277,7 +296,7 @@ def _keep_booleans(onnx_model: Any, answers: Mapping[str, Array | None]) -> None
         output.type.tensor_type.elem_type = TensorProto.BOOL
 
 
-def _fed(inputs: Inputs, columns: list[Array]) -> Any:
+def _fed(inputs: EstimatorInputs, columns: list[Array]) -> Any:
     """Return what the estimator is called with: a table where it was fitted with one, else an array."""
     columns = [
         np.where(values == MISSING, np.nan, values) if column.missing else values
@@ -292,7 +311,7 @@ def _fed(inputs: Inputs, columns: list[Array]) -> Any:
     return np.stack(columns, axis=1)
 
 
-def _named(inputs: Inputs, columns: list[Array]) -> dict[str, Array]:
+def _named(inputs: EstimatorInputs, columns: list[Array]) -> dict[str, Array]:
     if inputs.table:
         pairs = zip(inputs.columns, columns, strict=True)
         return {column.name: values.reshape(-1, 1) for column, values in pairs}

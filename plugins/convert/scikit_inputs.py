@@ -28,7 +28,7 @@ MISSING = ""
 INPUT = "input"
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """One column of a table.
 
     Args:
@@ -50,7 +50,7 @@ class Column(NamedTuple):
     missing: bool = False
 
 
-class Inputs(NamedTuple):
+class EstimatorInputs(NamedTuple):
     """The inputs of a converted estimator.
 
     Args:
@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
         table: whether each column is an input of its own; else all are one input of numbers or text.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     table: bool
 
     @property
@@ -85,11 +85,11 @@ class Inputs(NamedTuple):
         return any(column.text for column in self.columns)
 
 
-def inputs_of(model: Any) -> Inputs:
+def inputs_of(model: Any) -> EstimatorInputs:
     """Return the inputs of a fitted estimator. Raises Failure(INVALID) if it does not say how many it has."""
     first = _first_step(model)
     if _is_text_vectorizer(first):
-        return Inputs((Column(INPUT, text=True, values=_words(first), words=True),), table=False)
+        return EstimatorInputs((TableColumn(INPUT, text=True, values=_words(first), words=True),), table=False)
     count = getattr(model, "n_features_in_", getattr(first, "n_features_in_", None))
     if count is None:
         raise invalid(
@@ -104,16 +104,16 @@ def inputs_of(model: Any) -> Inputs:
     mixed = len({kind.text for kind in kinds}) > 1
     table = bool(names) and (_picks_columns(first) or mixed)
     labels = names if len(names) == count else [f"{INPUT}{at}" for at in range(count)]
-    return Inputs(tuple(kind._replace(name=label) for kind, label in zip(kinds, labels, strict=True)), table)
+    return EstimatorInputs(tuple(kind._replace(name=label) for kind, label in zip(kinds, labels, strict=True)), table)
 
 
-def draw(inputs: Inputs, rows: int = ROWS) -> list[Array]:
+def draw(inputs: EstimatorInputs, rows: int = ROWS) -> list[Array]:
     """Return random values of each column, (rows,) each: FP32 or text, the same ones each time."""
     random = np.random.default_rng(_SEED)
     return [_draw(column, rows, random) for column in inputs.columns]
 
 
-def _draw(column: Column, rows: int, random: np.random.Generator) -> Array:
+def _draw(column: TableColumn, rows: int, random: np.random.Generator) -> Array:
     if column.words:
         texts = [" ".join(map(str, random.choice(column.values, size=5))) for _ in range(rows)]
         return np.array(texts, dtype=object)
@@ -151,9 +151,9 @@ def _picks_columns(step: Any) -> bool:
     return type(step).__name__ == "ColumnTransformer"
 
 
-def _kinds(model: Any, count: int, names: list[str]) -> list[Column]:
+def _kinds(model: Any, count: int, names: list[str]) -> list[TableColumn]:
     """Return the columns, without names."""
-    columns = [Column("", text=False) for _ in range(count)]
+    columns = [TableColumn("", text=False) for _ in range(count)]
     imputed: set[int] = set()
     for part, positions in _parts(model, list(range(count)), names):
         categories = getattr(part, "categories_", None)
@@ -163,7 +163,7 @@ def _kinds(model: Any, count: int, names: list[str]) -> list[Column]:
             continue
         if _is_text_vectorizer(part):
             for position in positions:
-                columns[position] = Column("", text=True, values=_words(part), words=True)
+                columns[position] = TableColumn("", text=True, values=_words(part), words=True)
             continue
         if imputes_text(part):
             imputed |= set(positions)
@@ -174,11 +174,11 @@ def _kinds(model: Any, count: int, names: list[str]) -> list[Column]:
     return columns
 
 
-def _of_categories(encoder: Any, known: Any, before: Column, *, imputed: bool) -> Column:
+def _of_categories(encoder: Any, known: Any, before: TableColumn, *, imputed: bool) -> TableColumn:
     """Return a column that an encoder sees. `before`: what another one has shown of it."""
     values = [value for value in np.asarray(known).tolist() if not is_missing(value)]
     if not any(isinstance(value, str) for value in values):
-        return Column("", text=False, values=[float(value) for value in values])
+        return TableColumn("", text=False, values=[float(value) for value in values])
     kind, handling = type(encoder).__name__, getattr(encoder, "handle_unknown", None)
     takes_all = (kind, handling) in {("OneHotEncoder", "ignore"), ("OrdinalEncoder", "use_encoded_value")}
     has_missing = len(values) < len(known)
@@ -187,7 +187,7 @@ def _of_categories(encoder: Any, known: Any, before: Column, *, imputed: bool) -
         missing = False  # an empty text is a category
     elif missing and MISSING in values:
         raise invalid("a column of the model has missing values and the category '': fill one of them with a text")
-    return Column(
+    return TableColumn(
         "",
         text=True,
         values=values,

@@ -1,4 +1,4 @@
-"""Reads the files of skops.io (scikit-learn models without a pickle), without skops.
+"""Imports the files of skops.io (scikit-learn models without a pickle), without skops.
 
 zip ─> schema.json: a tree of nodes ─> each built by the rule of its kind, with classes on the list (listed_types)
 
@@ -18,16 +18,49 @@ from typing import Any
 
 import numpy as np
 
+from millstream.plugins.convert.base import Imported, Importer
 from millstream.plugins.convert.listed_types import Use, bit_generator, find_listed, new_instance, refusal, set_state
 from millstream.services.errors import Failure, invalid
+from millstream.services.ingest.importers import ImportOptions, Source
 
 SCHEMA = "schema.json"
 PROTOCOL_MAX = 2
+SCHEMA_BYTES_MAX = 64 << 20
 #: bytes of one member after its decompression
 MEMBER_BYTES_MAX = 1 << 30
 _UNFINISHED = object()
 
 Node = Mapping[str, Any]
+
+
+class SkopsImporter(Importer):
+    """Imports files of skops.io, which name their types and need no pickle."""
+
+    name = "skops"
+    extra = "scikit-learn"
+    modules = ("sklearn", "skl2onnx")
+    rehearsal = "millstream.plugins.convert.scikit_conversion:load_scikit_learn"
+
+    def recognises(self, source: Source) -> bool:
+        if not source.path.is_file() or not zipfile.is_zipfile(source.path):
+            return False
+        schema = _schema(source.path)
+        return isinstance(schema, dict) and "__loader__" in schema and "_skops_version" in schema
+
+    def convert(self, source: Source, options: ImportOptions) -> Imported:
+        from millstream.plugins.convert.scikit_conversion import check_state, convert_estimator
+
+        return convert_estimator(load_skops(source.path, check_state), source.folder)
+
+
+def _schema(path: Path) -> Any:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if SCHEMA not in archive.namelist() or archive.getinfo(SCHEMA).file_size > SCHEMA_BYTES_MAX:
+                return None
+            return json.loads(archive.read(SCHEMA))
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, RecursionError):
+        return None
 
 
 def load_skops(path: Path, check: Callable[[Any], None]) -> Any:

@@ -1,25 +1,29 @@
-"""Imports TensorFlow SavedModels and TensorFlow Lite models.
+"""Imports TensorFlow SavedModels and TensorFlow Lite models, and folders with numbered versions of them.
 
 with TensorFlow and tf2onnx: ─> ONNX, which workers of every pool run; samples are TensorFlow's own answers
 without them, or for operators that ONNX has not: OpenVINO reads both ─> its own format, for pools of that backend
+folders that are numbers (TensorFlow Serving) ─> the highest ─> what it holds; the other versions become a note
+What a TensorFlow Lite model says about itself is read with the standard library alone. Source: schema.fbs (TFL3).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from millstream.plugins.convert import openvino_ir
 from millstream.plugins.convert.base import Imported, Importer
-from millstream.plugins.convert.tensor_draws import Drawn, answered
-from millstream.plugins.convert.tflite_document import TfliteModel, is_tflite, read_tflite
+from millstream.plugins.convert.drawn_samples import ModelInput, draw_samples, model_input
+from millstream.plugins.convert.held import convert_held
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.importers import IMPORTED, Array, ImportOptions, Members, Sample, Source
+from millstream.services.ingest.layout import shown
+from millstream.services.model.flatbuffer import CutShort, Data, NoTable, Table
 
 OPSET = 18
 SIGNATURE = "serving_default"
@@ -31,6 +35,10 @@ MEMBERS = (
 )  # fmt: skip
 _CONVERTERS = ("tensorflow", "tf2onnx")
 _MESSAGE_CHARACTERS_MAX = 400
+_VERSIONED = ("saved_model.pb", "saved_model.pbtxt", "model.tflite")
+IDENTIFIER = b"TFL3"  # bytes 4 to 8
+_CODES, _GRAPHS, _SIGNATURES = 1, 2, 7
+_FLEX = "Flex"  # begins the names of TensorFlow's own operators
 
 
 def needed_modules() -> tuple[str, ...]:
@@ -65,12 +73,10 @@ class SavedModelImporter(Importer):
 
         key, function, loaded = _signature(tf, source.path)
         specs = function.structured_input_signature[1]
-        inputs, outputs = answered(
-            {name: _drawn(name, spec) for name, spec in specs.items()},
-            lambda arrays: _answer(tf, function, specs, arrays),
-        )
+        given = [_input(name, spec) for name, spec in specs.items()]
+        samples = draw_samples(given, lambda arrays: _answer(tf, function, specs, arrays))
         del loaded  # the function refers to its variables weakly: until here they were needed
-        return _converted(source, "tf", Sample(inputs, outputs), None, key)
+        return _converted(source, "tf", samples, None, key)
 
 
 class TensorFlowLiteImporter(Importer):
@@ -99,11 +105,43 @@ class TensorFlowLiteImporter(Importer):
         import tensorflow as tf
 
         lite = _Interpreter(tf, source.path, model)
-        sample = Sample(*answered(lite.drawn, lite.answer))
-        return _converted(source, "tflite", sample, model, "")
+        return _converted(source, "tflite", draw_samples(lite.inputs, lite.answer), model, "")
 
 
-def _converted(source: Source, front_end: str, sample: Sample, lite: TfliteModel | None, key: str) -> Imported:
+class VersionedFolderImporter(Importer):
+    """The importer of folders with numbered versions of a SavedModel."""
+
+    name = "TensorFlow Serving"
+    described = True
+
+    def recognises(self, source: Source) -> bool:
+        return bool(_versions(source.path))
+
+    def members(self, folder: Path) -> Members:
+        *others, newest = (version.name for version in _versions(folder))
+        notes = (f"The folder has the versions {shown(others)}, too: push each as a version of its own.",)
+        return Members([f"{newest}/{name}" for name in (*MEMBERS, *_VERSIONED)], notes if others else ())
+
+    def convert(self, source: Source, options: ImportOptions) -> Imported:
+        newest = _versions(source.path)[-1]
+        path = newest / "model.tflite" if (newest / "model.tflite").is_file() else newest
+        return convert_held(source, path, options, f"version {newest.name} of the folder")
+
+
+def _versions(path: Path) -> list[Path]:
+    """Return the folders of versions, the newest last; none if the folder has anything else at its top."""
+    if not path.is_dir():
+        return []
+    entries = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
+    if not entries or not all(entry.name.isdecimal() and entry.name.isascii() and entry.is_dir() for entry in entries):
+        return []
+    held = [entry for entry in entries if any((entry / name).is_file() for name in _VERSIONED)]
+    return sorted(held, key=lambda entry: int(entry.name)) if len(held) == len(entries) else []
+
+
+def _converted(
+    source: Source, front_end: str, samples: Sequence[Sample], lite: TfliteModel | None, key: str
+) -> Imported:
     """Return the model as ONNX; in OpenVINO's format, if tf2onnx refuses it and OpenVINO is installed."""
     import tensorflow as tf
     import tf2onnx
@@ -115,11 +153,11 @@ def _converted(source: Source, front_end: str, sample: Sample, lite: TfliteModel
         if find_spec("openvino") is None:
             raise
         try:
-            found = openvino_ir.convert(source, front_end, lite, [sample])
+            found = openvino_ir.convert(source, front_end, lite, samples)
         except Failure:
             raise failure from None  # what it says about ONNX tells more
         return found._replace(notes=(*found.notes, f"It is no ONNX: {failure.message}."))
-    return Imported(path, "onnx", [sample], producer)
+    return Imported(path, "onnx", samples, producer)
 
 
 def _to_onnx(source: Source, lite: TfliteModel | None, key: str) -> Path:
@@ -183,21 +221,16 @@ def _signature(tensorflow: Any, path: Path) -> tuple[str, Any, Any]:
     return key, loaded.signatures[key], loaded
 
 
-def _drawn(name: str, spec: Any) -> Drawn:
+def _input(name: str, spec: Any) -> ModelInput:
     if spec.shape.rank is None:
         raise invalid(f"input {name[:80]!r} has no number of dimensions: give its TensorSpec a shape")
     dtype = "str" if spec.dtype.name == "string" else spec.dtype.name
-    return Drawn(_numpy_name(name, dtype), tuple(spec.shape.as_list()))
+    return model_input(name, dtype, spec.shape.as_list())
 
 
-def _numpy_name(name: str, dtype: str) -> str:
-    if dtype != "str" and (dtype == "bfloat16" or np.dtype(dtype).kind not in "biuf"):
-        raise invalid(f"input {name[:80]!r} is {dtype}, of which no samples can be drawn: save it with another one")
-    return dtype
-
-
-def _answer(tensorflow: Any, function: Any, specs: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    given = {name: tensorflow.constant(array, specs[name].dtype) for name, array in arrays.items()}
+def _answer(tensorflow: Any, function: Any, specs: Mapping[str, Any], arrays: Sequence[Array]) -> dict[str, Array]:
+    pairs = zip(specs.items(), arrays, strict=True)
+    given = {name: tensorflow.constant(array, spec.dtype) for (name, spec), array in pairs}
     return {name: _array(value.numpy()) for name, value in function(**given).items()}
 
 
@@ -222,23 +255,86 @@ class _Interpreter:
         by_tensor = [{one["name"]: one for one in some} for some in details]
         self._inputs = {name: by_tensor[0][tensor] for name, tensor in model.inputs.items()}
         self._outputs = {name: by_tensor[1][tensor] for name, tensor in model.outputs.items()}
-        self.drawn = {name: self._drawn(name, one) for name, one in self._inputs.items()}
+        self.inputs = [self._input(name, one) for name, one in self._inputs.items()]
 
-    def _drawn(self, name: str, details: Any) -> Drawn:
+    def _input(self, name: str, details: Any) -> ModelInput:
         dims = [None if dim < 0 else int(dim) for dim in details.get("shape_signature", details["shape"])]
-        return Drawn(_numpy_name(name, np.dtype(details["dtype"]).name), tuple(dims))
+        return model_input(name, np.dtype(details["dtype"]).name, dims)
 
-    def answer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def answer(self, arrays: Sequence[Array]) -> dict[str, Array]:
         """Return the outputs for these inputs."""
         lite = self._interpreter
-        for name, array in arrays.items():
-            lite.resize_tensor_input(self._inputs[name]["index"], array.shape)
+        pairs = [(one["index"], array) for one, array in zip(self._inputs.values(), arrays, strict=True)]
+        for index, array in pairs:
+            lite.resize_tensor_input(index, array.shape)
         lite.allocate_tensors()
-        for name, array in arrays.items():
-            lite.set_tensor(self._inputs[name]["index"], array)
+        for index, array in pairs:
+            lite.set_tensor(index, array)
         lite.invoke()
         return {name: np.array(lite.get_tensor(one["index"])) for name, one in self._outputs.items()}
 
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX] or type(error).__name__
+
+
+class TfliteModel(NamedTuple):
+    """A model's inputs and outputs.
+
+    Args:
+        inputs, outputs: name for clients -> name of the tensor in the file; names of the signature, if it has one.
+    """
+
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
+def is_tflite(head: bytes) -> bool:
+    """Return whether a file that begins with `head` is a TensorFlow Lite model."""
+    return head[4:8] == IDENTIFIER
+
+
+def read_tflite(data: Data) -> TfliteModel:
+    """Return the inputs and outputs. Raises Failure(INVALID) for damaged files and for operators that cannot be run."""
+    try:
+        model = Table(data)
+        _check_operators(model)
+        graphs = model.tables(_GRAPHS)
+        if not graphs:
+            raise invalid("the TensorFlow Lite model has no graph")
+        return _tensors_of(model, graphs[0])
+    except CutShort:
+        raise invalid("the TensorFlow Lite model was cut short: copy or download it again") from None
+    except (NoTable, IndexError):
+        raise invalid("the TensorFlow Lite model is damaged") from None
+
+
+def _check_operators(model: Table) -> None:
+    custom = [name for code in model.tables(_CODES) if (name := code.text(1))]
+    flex = [name for name in custom if name.startswith(_FLEX)]
+    if flex:
+        raise invalid(
+            f"the model has operators of TensorFlow itself ({', '.join(flex[:3])[:200]!a}), which no TensorFlow Lite "
+            "converter takes: push the SavedModel that it was made from, or convert it without SELECT_TF_OPS"
+        )
+    if custom:
+        raise invalid(
+            f"the model has custom operators ({', '.join(custom[:3])[:200]!a}): convert it with built-in ones alone"
+        )
+
+
+def _tensors_of(model: Table, graph: Table) -> TfliteModel:
+    names = [tensor.text(3) for tensor in graph.tables(0)]
+    of_graph = [one for one in model.tables(_SIGNATURES) if one.number(4, "<I") == 0]
+    if len(of_graph) > 1:
+        keys = ", ".join(one.text(2) for one in of_graph)[:200]
+        of_graph = [one for one in of_graph if one.text(2) == "serving_default"]
+        if not of_graph:
+            raise invalid(f"the model has several signatures ({keys!a}): convert it with one, or serving_default")
+    if of_graph:
+        inputs, outputs = (
+            {one.text(0): names[one.number(1, "<I")] for one in of_graph[0].tables(field)} for field in (0, 1)
+        )
+    else:
+        inputs, outputs = ({names[index]: names[index] for index in graph.numbers(field)} for field in (1, 2))
+    return TfliteModel(inputs, outputs)

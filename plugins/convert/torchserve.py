@@ -6,7 +6,6 @@ Source: pytorch/serve, model-archiver/README.md ("Artifact Details").
 
 from __future__ import annotations
 
-import json
 import shutil
 import struct
 import zipfile
@@ -15,15 +14,15 @@ from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from millstream.plugins.convert.base import Imported, Importer
+from millstream.plugins.convert.base import Imported, Importer, parse_json
 from millstream.plugins.convert.held import convert_held
 from millstream.services.errors import invalid
+from millstream.services.ingest.file_kind import zip_names
 from millstream.services.ingest.importers import IMPORTED, ImportOptions, Members, Source
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 DOCUMENT_BYTES_MAX = 1 << 20
 MEMBERS_MAX = 10_000
-MODEL_BYTES_MAX = 1 << 40  # the sandbox's limit on files is lower
 _WHAT = "the TorchServe archive"
 _FOLDER = "serialized"
 
@@ -35,16 +34,7 @@ class TorchServeImporter(Importer):
     described = True
 
     def recognises(self, source: Source) -> bool:
-        if source.path.is_dir():
-            return (source.path / MANIFEST).is_file()
-        with source.path.open("rb") as file:
-            if file.read(4) != b"PK\x03\x04":
-                return False
-            try:
-                with zipfile.ZipFile(file) as archive:
-                    return MANIFEST in archive.namelist()
-            except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error):
-                return False
+        return (source.path / MANIFEST).is_file() or MANIFEST in zip_names(source.path)
 
     def members(self, folder: Path) -> Members:
         manifest = _manifest((folder / MANIFEST).read_bytes()[: DOCUMENT_BYTES_MAX + 1])
@@ -88,13 +78,10 @@ def _check_name(name: str) -> None:
 
 
 def _manifest(content: bytes) -> Mapping[str, Any]:
-    try:
-        document = json.loads(content)
-        model = document["model"]
-        if not isinstance(model, dict):
-            raise TypeError("'model' is no object")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise invalid(f"{MANIFEST} of {_WHAT} cannot be read: {str(error)[:100]}") from error
+    document = parse_json(content, MANIFEST, DOCUMENT_BYTES_MAX)
+    model = document.get("model") if isinstance(document, dict) else None
+    if not isinstance(model, dict):
+        raise invalid(f"{MANIFEST} of {_WHAT} cannot be read: it has no object 'model'")
     return model
 
 

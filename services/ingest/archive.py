@@ -5,7 +5,7 @@ upload ─> a model of another framework (an importer recognises it)? moved to s
        ─> known to be something else (file_kind)? ─yes─> refused with what to do
        ─> zip, tar or tar.gz? ─yes─> every member checked, counted and written below source/
                               ─no──> moved to source/model.onnx; the checker parses it next
-What was unpacked is recognised as any folder is (ingest.layout).
+What was unpacked is recognised as any folder is (ingest.layout); what the version does not need is removed in the end.
 An archive is untrusted: the sizes, names and types that it declares are all verified. Sources: APPNOTE.TXT 4.4 (zip),
 POSIX.1-2001 pax (tar).
 """
@@ -21,7 +21,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, Protocol
 
@@ -29,10 +29,9 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.external_data import PATH_BYTES_MAX
 from millstream.services.ingest.file_kind import why_not_onnx
 from millstream.services.ingest.importers import Source, find_importer
-from millstream.services.ingest.layout import Found, NoModel, recognise
-from millstream.services.ingest.onnx_folder import ENTRIES_MAX
+from millstream.services.ingest.layout import ENTRIES_MAX, Found, NoModel, recognise
 from millstream.services.model.formats import format_of
-from millstream.services.model.paths import COMPONENT_BYTES_MAX, FILE, FOREIGN_FILE
+from millstream.services.model.names import COMPONENT_BYTES_MAX, FILE, FOREIGN_FILE
 
 _CHUNK_BYTES = 1 << 20
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
@@ -222,6 +221,37 @@ def _write(data: IO[bytes], target: Path, name: str, bytes_left: int, bytes_max:
                 raise Failure(Code.TOO_LARGE, f"the archive unpacks to more than {bytes_max} bytes")
             file.write(chunk)
     return written
+
+
+def keep_only(folder: Path, files: Collection[str]) -> None:
+    """Remove everything below `folder` except `files`, then the folders left empty. Links are not followed.
+
+    Args:
+        folder: a staging folder with untrusted content.
+        files: paths relative to `folder`.
+
+    Raises:
+        Failure: INTERNAL, if one of `files` is missing or is not a regular file.
+        OSError: a file or folder cannot be removed.
+    """
+    kept = {folder / file for file in files}
+    missing = set(kept)
+    for parent, folders, names in os.walk(folder, topdown=False):
+        for name in names:
+            path = Path(parent) / name
+            if path in kept and stat.S_ISREG(path.lstat().st_mode):
+                missing.discard(path)
+            else:
+                path.unlink()
+        for name in folders:
+            path = Path(parent) / name
+            if path.is_symlink():  # os.walk lists a link to a folder among the folders
+                path.unlink()
+            elif not any(path.iterdir()):
+                path.rmdir()
+    if missing:
+        first = str(min(missing).relative_to(folder))
+        raise Failure(Code.INTERNAL, f"the model check names {first[:200]!a}, which is not a file of the upload")
 
 
 def _quoted(name: str) -> str:

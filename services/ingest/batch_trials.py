@@ -2,7 +2,7 @@
 
 original  ─> random rows and an extreme one, each run alone ─> Expected
 candidate ─> the same rows in other orders, in batches up to the largest ─> equal to Expected, or Contradiction
-A trial can show that rows influence each other. That they never do, only the graph can prove (`ingest.independence`).
+A trial can show that rows influence each other. That they never do, only the graph can prove (`ingest.proof`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy as np
 
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.trial_inputs import Probe, Style, draw, extreme_row, row_of
-from millstream.services.ingest.trial_memory import memory_allows
-from millstream.services.ingest.trial_session import Array, TrialError, TrialSession
+from millstream.services.ingest.trial_session import Array, TrialError, TrialSession, memory_allows
 from millstream.services.model.agreement import column_scale, disagreeing_rows
 from millstream.services.model.warmup_inputs import INPUT_BYTES_MAX
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import onnx
 
@@ -31,20 +31,10 @@ from millstream.services.ingest.graph import save_model
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.proof import Proof, prover
 from millstream.services.ingest.trial_inputs import Probe, find_probe
-from millstream.services.ingest.trial_session import Array, Session, TrialError, TrialSession
+from millstream.services.ingest.trial_session import Array, Session, TrialError, TrialProgram, TrialSession
 from millstream.services.model.manifest import Batching
 
 _NO_TRIAL = "no trial input would run"
-
-
-class ProgramUnderCheck(Protocol):
-    """A model that is no ONNX file."""
-
-    def open(self) -> TrialSession:
-        """Load it for trial runs. Raises Failure(INVALID)."""
-
-    def prove(self) -> Proof:
-        """Return whether its graph shows that rows are independent."""
 
 
 class ModelUnderCheck(NamedTuple):
@@ -68,7 +58,7 @@ class ModelUnderCheck(NamedTuple):
     inputs: list[ModelTensor]
     outputs: list[ModelTensor]
     rows_max: int
-    program: ProgramUnderCheck | None = None
+    program: TrialProgram | None = None
     defect: str = ""
 
     def open(self) -> TrialSession:

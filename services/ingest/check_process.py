@@ -2,25 +2,30 @@
 
 CheckTask ─> checker process (own session, low priority, bounded memory and time) ─> CheckedModel, or a Failure
 The process is forked from one that has the libraries loaded (`ingest.fork_server`); where there is none, it is started.
+
+Each check takes a core and memory, so few run at once. One that runs for longer than LONG_CHECK_S frees its slot for
+the next, so that a model whose check never ends does not block uploads or the other models of a repository. The first
+check of a caller does not wait for many of another.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
 import shutil
 import signal
 import sys
-from functools import cache, partial
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
 
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.ingest.check_slots import check_slot
-from millstream.services.ingest.forked_check import Forker, Program
-from millstream.services.ingest.needed_files import keep_only
+from millstream.services.ingest.archive import keep_only
+from millstream.services.ingest.forked_check import ForkedProgram, Forker, forker_of
 from millstream.services.ingest.report import (
     COMPILED,
     REWRITE_BYTES,
@@ -34,8 +39,10 @@ from millstream.services.ingest.report import (
     printed,
 )
 from millstream.services.model.manifest import ROWS_MAX_DEFAULT
+from millstream.services.process.audit import caller
+from millstream.services.process.caller_slots import CallerSlots
 from millstream.services.repository.disk import storage_errors
-from millstream.services.sandbox.child import IMPORT_ROOT, REPORT_BYTES_MAX, Ended, confined_environment, run_confined
+from millstream.services.sandbox.child import REPORT_BYTES_MAX, Ended, confined_environment, run_confined
 from millstream.services.sandbox.group_watch import FolderWatch, GroupWatch
 from millstream.services.settings import Settings
 
@@ -46,7 +53,16 @@ FORKS = sys.platform.startswith("linux")
 _FORK_ATTEMPTS = 2  # the first may find a fork server that is about to end, since it idles
 _RETRY_S = 5.0
 _MODULE = "millstream.services.ingest.checker"
-_PROGRAM = Program(_MODULE, "millstream.services.ingest.rehearsal:rehearse")
+_PROGRAM = ForkedProgram(_MODULE, "millstream.services.ingest.inspection:rehearse")
+#: slots: checks younger than LONG_CHECK_S that run at once; further checks wait
+CHECKS_MAX = 2
+#: the same with the first check of each caller
+CHECKS_OF_CALLERS_MAX = 3
+#: all checks that run at once, long ones included; further checks wait
+CHECKS_RUNNING_MAX = 8
+#: the same with the first check of each caller
+CHECKS_RUNNING_OF_CALLERS_MAX = 16
+LONG_CHECK_S = 5.0
 
 
 async def check(task: CheckTask, seconds_max: float) -> CheckedModel:
@@ -71,11 +87,6 @@ async def examine(task: CheckTask, seconds_max: float) -> CheckedModel | Recogni
         raise _too_slow(seconds_max) from None
     # A report lists up to 10,001 files: parse it in a thread, so that it does not block the event loop.
     return await asyncio.to_thread(_outcome, ended, task, seconds_max)
-
-
-async def end_fork_server() -> None:
-    """End the process that checkers are forked from; the next check starts it again."""
-    await asyncio.to_thread(_forker().close)
 
 
 async def check_in_place(
@@ -126,11 +137,8 @@ async def _forked(task: CheckTask) -> Ended | None:
     return None
 
 
-@cache
 def _forker() -> Forker:
-    forker = Forker(IMPORT_ROOT, _environment(), _PROGRAM)
-    atexit.register(forker.close)
-    return forker
+    return forker_of(_PROGRAM, _environment)
 
 
 def _undo(task: CheckTask) -> None:
@@ -207,3 +215,45 @@ def _signal_name(number: int) -> str:
 def _environment() -> dict[str, str]:
     # PyTorch makes a folder for its compiler, which the sandbox forbids, unless it is there.
     return confined_environment(TORCHINDUCTOR_CACHE_DIR="/")
+
+
+class CheckSlots:
+    """Slots for the checks of one event loop.
+
+    Args:
+        long_check_s: a check that runs for longer frees its slot, up to CHECKS_RUNNING_MAX checks in all.
+    """
+
+    def __init__(self, long_check_s: float = LONG_CHECK_S) -> None:
+        self._long_check_s = long_check_s
+        self._slots = CallerSlots(CHECKS_MAX, CHECKS_OF_CALLERS_MAX)
+        self._running = CallerSlots(CHECKS_RUNNING_MAX, CHECKS_RUNNING_OF_CALLERS_MAX)
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[None]:
+        """Wait for a slot; run the check inside the `async with` block."""
+        async with self._running.acquire(caller()):
+            slot = AsyncExitStack()
+            await slot.enter_async_context(self._slots.acquire(caller()))
+            finished = asyncio.Event()
+            release = asyncio.create_task(self._release(slot, finished), name="release of a check slot")
+            try:
+                yield
+            finally:
+                finished.set()
+                await asyncio.shield(release)
+
+    async def _release(self, slot: AsyncExitStack, finished: asyncio.Event) -> None:
+        """Free the slot when the check has finished or has run for `long_check_s`, whichever comes first."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._long_check_s):
+                await finished.wait()
+        await slot.aclose()
+
+
+_slots_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, CheckSlots] = WeakKeyDictionary()
+
+
+def check_slot() -> AbstractAsyncContextManager[None]:
+    """Return a context manager that waits for a check slot of this process and frees it at the end of the block."""
+    return _slots_of_loop.setdefault(asyncio.get_running_loop(), CheckSlots()).acquire()

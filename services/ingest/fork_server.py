@@ -10,8 +10,8 @@ importing PyTorch and its exporter three times as long as exporting a small one.
 Why forking is safe here. Only the forking thread exists in a child, so that a lock which another thread held would
 stay locked for good: the server therefore has one thread, and exits at its start if a library has started another
 (`_forkable`). Importing ONNX Runtime starts none: its thread pools belong to sessions, and its telemetry is turned off.
-The server itself opens no model but a small one of its own (`ingest.rehearsal`), on one thread; it never allocates on
-a device or reads what a model's author wrote.
+The server itself opens no model but a small one of its own (`inspection.rehearse`), on one thread; it never allocates
+on a device, or reads what a model's author wrote.
 A child is a new session, has no descriptors but those of its own check, inherits an environment without secrets,
 sandboxes itself as a checker that was started by itself does, and is killed when the server ends. What it shares with
 the other checks is the address layout of the libraries.

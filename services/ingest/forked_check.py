@@ -5,6 +5,8 @@ task ─> fork server (services/ingest/fork_server.py) ─> checker process ─>
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import errno
 import os
 import select
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from math import inf
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from millstream.services.ingest.fork_server import REQUEST, UNFORKABLE_EXIT, kill_group
-from millstream.services.sandbox.child import Ended, ProcessOutput, WatchOf, in_its_thread
+from millstream.services.sandbox.child import IMPORT_ROOT, Ended, ProcessOutput, WatchOf, in_its_thread
 from millstream.services.sandbox.group_watch import WATCH_S
 
 #: The fork server, which takes about 45 MiB, ends after this time without a check: uploads come in bursts.
@@ -40,7 +42,7 @@ _PID, _STATUS, _ERROR = b"pid ", b"status ", b"error "
 _TITLE_BYTES = 512
 
 
-class Program(NamedTuple):
+class ForkedProgram(NamedTuple):
     """What a fork server forks.
 
     Args:
@@ -65,7 +67,7 @@ class Forker:
         program: what it forks.
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], program: Program) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str], program: ForkedProgram) -> None:
         self._folder = folder
         self._environment = environment
         self._program = program
@@ -111,10 +113,27 @@ class Forker:
             return self._server
 
 
+_forkers: dict[ForkedProgram, Forker] = {}
+
+
+def forker_of(program: ForkedProgram, environment: Callable[[], Mapping[str, str]]) -> Forker:
+    """Return what forks a program in this process, made at the first call. Its server ends with the process."""
+    if program not in _forkers:
+        _forkers[program] = Forker(IMPORT_ROOT, environment(), program)
+        atexit.register(_forkers[program].close)
+    return _forkers[program]
+
+
+async def end_fork_servers() -> None:
+    """End the processes that checkers and imports are forked from; the next one starts its own again."""
+    for forker in list(_forkers.values()):
+        await asyncio.to_thread(forker.close)
+
+
 class _Server:
     """A fork server process. A thread reaps it, since it ends by itself when it idles."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], program: Program) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str], program: ForkedProgram) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.setblocking(False)
         with theirs:

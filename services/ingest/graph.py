@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError
 
 from millstream.services.errors import invalid
 from millstream.services.ingest.external_data import link_files
+from millstream.services.model.names import FILE
 from millstream.services.model.onnx_file import ExternalTensor
-from millstream.services.model.paths import FILE
 
 PROTOBUF_BYTES_MAX = 2**31 - 1
 IR_DEFAULTS = 4  # from this IR version on, an initializer of an input is its default value

@@ -1,11 +1,13 @@
 """What an importer is, which a plug-in adds: it recognises a framework's files, and converts them to a served form.
 
 Source ─> recognises, by content ─> run ─> Converted: the model to serve, and samples that the framework answered
+Samples are in .npz files, `input/NAME` and `output/NAME`: for the check of what was made, and the race of compilers.
 Recognition runs in the command line, too: a module of an importer imports its framework when it converts.
 """
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.formats import formats
+from millstream.services.model.samples import ARRAYS_MAX, INPUT, OUTPUT, SAMPLES_BYTES_MAX, read_npz
 from millstream.services.plugin.registry import contributions, load_for
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ EXAMPLE = "x:FP32:-1,3,224,224"
 SOURCE = "source"
 IMPORTED = "imported"
 LABELS = f"{IMPORTED}/labels.txt"
+#: A larger file of samples is not kept with the version.
+KEPT_BYTES_MAX = 16 << 20
 
 
 class Source(NamedTuple):
@@ -137,6 +142,7 @@ def importers() -> dict[str, Importer]:
 def resolve() -> None:
     """Import what plug-ins add to a check and an import: in their sandbox no entry point can be read."""
     importers()
+    contributions("file_kinds", object)
     for one in formats().values():
         load_for(one, one.recognises)
 
@@ -192,3 +198,46 @@ def _read_input(text: str) -> DeclaredInput:
 
 def _wrong(text: str, why: str) -> Exception:
     return invalid(f"the declared input {text[:80]!r} cannot be read: {why}; an example: {EXAMPLE}")
+
+
+def write_samples(folder: Path, samples: Sequence[Sample]) -> list[str]:
+    """Write each sample to a file below `folder / IMPORTED`, and return their paths below `folder`.
+
+    The first is `samples.npz`, the one that is kept. Raises Failure(INVALID) for samples that no file can hold.
+    """
+    (folder / IMPORTED).mkdir(exist_ok=True)
+    size_bytes = sum(_storable(array).nbytes for sample in samples for array in _arrays(sample).values())
+    if size_bytes > SAMPLES_BYTES_MAX:
+        raise invalid(
+            f"the model's inputs and outputs take {size_bytes >> 20} MiB, more than {SAMPLES_BYTES_MAX >> 20} MiB"
+        )
+    paths = []
+    for number, sample in enumerate(samples):
+        path = f"{IMPORTED}/samples{f'-{number}' if number else ''}.npz"
+        arrays = {name: _storable(array) for name, array in _arrays(sample).items()}
+        with (folder / path).open("wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+        paths.append(path)
+    return paths
+
+
+def read_sample(path: Path) -> Sample:
+    """Return the sample in a file. Text is an array of str. Raises ValueError, OSError."""
+    arrays = read_npz(path, 2 * SAMPLES_BYTES_MAX, ARRAYS_MAX)
+    return Sample(_of(arrays, INPUT), _of(arrays, OUTPUT))
+
+
+def _arrays(sample: Sample) -> dict[str, Array]:
+    inputs = {f"{INPUT}{name}": array for name, array in sample.inputs.items()}
+    return inputs | {f"{OUTPUT}{name}": array for name, array in sample.outputs.items()}
+
+
+def _storable(array: Array) -> Array:
+    """Return `array` in a form without objects, which only a pickle could hold."""
+    return array.astype(str) if array.dtype.kind in "OS" else array
+
+
+def _of(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

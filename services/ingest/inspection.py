@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import onnx
+import onnx.parser
 
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.batching_decision import BatchingDecision, ModelUnderCheck, decide, servable_defaults
 from millstream.services.ingest.external_data import check_weights, weight_files
 from millstream.services.ingest.graph import declare_channels, declare_shapes, read_model, save_model, stored_outside
 from millstream.services.ingest.import_check import compare_samples
-from millstream.services.ingest.index_ranges import index_ranges
+from millstream.services.ingest.importers import resolve
 from millstream.services.ingest.mending import UNMENDED, mend
 from millstream.services.ingest.model_io import (
     Dim,
     ModelTensor,
+    check_bounds,
     in_graph_order,
+    index_ranges,
     is_shapeless,
     read_defaults,
     read_inputs,
@@ -33,12 +37,20 @@ from millstream.services.ingest.model_io import (
 from millstream.services.ingest.onnx_checks import check_operators, check_opsets, check_versions, structure_defect
 from millstream.services.ingest.report import COMPILED, CheckedModel, CheckTask
 from millstream.services.ingest.trial_inputs import find_probe
-from millstream.services.ingest.trial_session import Array, Session, TrialError, TrialSession
-from millstream.services.ingest.warmup_trial import run_warmup, run_warmup_requests
-from millstream.services.model.manifest import ModelConfig, TrialInputs
+from millstream.services.ingest.trial_session import Array, Session, TrialError, TrialProgram
+from millstream.services.ingest.warmup_trial import check_warmup
 from millstream.services.model.signature import Signature
 from millstream.services.model.version_files import LABEL_BYTES_MAX, LABEL_NAMES_MAX
-from millstream.services.model.warmup_inputs import check_warmups
+
+_BYTES_MAX = 1 << 30  # for limits that a few numbers do not reach
+_MODEL = """
+<ir_version: 8, opset_import: ["": 17]>
+rehearsal (float[N, 2] x) => (float[N, 2] y) <float[2, 2] weights = {0.5, -0.25, 0.125, 1.0}>
+{
+   product = MatMul(x, weights)
+   y = Relu(product)
+}
+"""
 
 
 def inspect(task: CheckTask, path: Path) -> CheckedModel:
@@ -80,7 +92,7 @@ def _inspect(task: CheckTask, path: Path, model: onnx.ModelProto) -> CheckedMode
     withheld = [one.name for one in defaults]
     defaults = servable_defaults(subject, decision, defaults)
     withheld = [name for name in withheld if name not in {one.name for one in defaults}]
-    observed = [with_observed_dims(tensor, array) for tensor, array in observed_outputs(outputs, decision)]
+    observed = [_with_observed_dims(tensor, array) for tensor, array in _observed_outputs(outputs, decision)]
     signature = Signature(
         inputs=to_specs(in_graph_order(model, [*inputs, *defaults]), batching=decision.batching),
         outputs=to_specs(observed, batching=decision.batching),
@@ -154,27 +166,45 @@ def _write_classes(folder: Path, classes: Mapping[str, Sequence[str]]) -> dict[s
     return labels
 
 
-def check_warmup(
-    task: CheckTask, session: TrialSession, signature: Signature, *, tried: bool
-) -> tuple[TrialInputs | None, str]:
-    """Run a worker's warm-up; returns inputs that ran, or None and a note. Raises Failure(INVALID)."""
-    check_warmups(ModelConfig(rows_max=task.rows_max, warmup=task.warmup), signature, task.folder)
-    ran = run_warmup(session, signature, task.rows_max)
-    run_warmup_requests(session, signature, task.warmup, task.folder)
-    if isinstance(ran, TrialInputs):
-        return ran, ""
-    note = f"No generated input runs, so only requests will show whether the model works: {ran}."
-    return None, "" if tried else note
+def inspect_program(task: CheckTask, path: Path, program: TrialProgram) -> CheckedModel:
+    """Try the model at `path`, which is no ONNX file, and return how it is served. Raises Failure(INVALID)."""
+    if not program.outputs:
+        raise invalid(f"{program.kind} has no outputs")
+    check_bounds([*program.inputs, *program.outputs])
+    subject = ModelUnderCheck(None, path, [], None, program.inputs, program.outputs, task.rows_max, program)
+    decision, session = decide(subject, task.batching)
+    observed = [_with_observed_dims(tensor, array) for tensor, array in _observed_outputs(program.outputs, decision)]
+    signature = Signature(
+        inputs=to_specs(program.inputs, batching=decision.batching),
+        outputs=to_specs(observed, batching=decision.batching),
+        batching=decision.batching,
+    )
+    trial, note = check_warmup(task, session, signature, tried=decision.observed is not None)
+    files = tuple(str(one.relative_to(task.folder)) for one in (path, *program.files))
+    return CheckedModel(
+        served=files[0],
+        files=files,
+        sources=files,
+        signature=signature,
+        opset=program.opset,
+        ir_version=program.version,
+        producer=program.producer[:200],
+        batching=decision.outcome,
+        notes=tuple(one for one in (*decision.notes, note) if one),
+        trial=trial,
+        source_format=program.source_format,
+        imported=compare_samples(task, session, program.inputs, program.outputs),
+    )
 
 
-def observed_outputs(
+def _observed_outputs(
     outputs: Sequence[ModelTensor], decision: BatchingDecision
 ) -> list[tuple[ModelTensor, Array | None]]:
     arrays: Sequence[Array | None] = decision.observed or [None] * len(outputs)
     return list(zip(outputs, arrays, strict=True))
 
 
-def with_observed_dims(tensor: ModelTensor, array: Array | None) -> ModelTensor:
+def _with_observed_dims(tensor: ModelTensor, array: Array | None) -> ModelTensor:
     """Return the tensor, with a variable dimension wherever the outputs of a run contradict the declared one."""
     if array is None:
         return tensor
@@ -199,3 +229,24 @@ def _files_read(folder: Path, served: Path, files: Sequence[str]) -> list[str]:
 def _opset(model: onnx.ModelProto) -> int:
     imports = {entry.domain: entry.version for entry in model.opset_import}
     return int(imports.get("", imports.get("ai.onnx", max(imports.values()))))
+
+
+def rehearse() -> None:
+    """Check a small model of our own, in the process that checkers are forked from. Nothing stays of it.
+
+    A child then finds done what each first check does: code that was never run, caches, allocations, symbols that the
+    linker looks up when they are first called. Without it, checking a small model takes a quarter longer.
+    """
+    resolve()
+    with TemporaryDirectory(prefix="millstream-") as name:
+        path = Path(name, "model.onnx")
+        path.write_bytes(onnx.parser.parse_model(_MODEL).SerializeToString())
+        task = CheckTask(
+            folder=path.parent,
+            batching=None,
+            unpacked_bytes_max=_BYTES_MAX,
+            memory_bytes_max=_BYTES_MAX,
+            cpu_s_max=1,
+            served=path.name,
+        )
+        inspect(task, path)

@@ -12,19 +12,16 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from millstream.services.errors import Code
-from millstream.services.model.classes import Classes
 from millstream.services.model.formats import ONNX, formats
 from millstream.services.model.manifest import (
-    COLUMNS_MAX,
     ROWS_MAX_DEFAULT,
     Batching,
-    ColumnCategories,
-    ColumnName,
+    ImportFacts,
     ImportRecord,
     TrialInputs,
     Warmup,
 )
-from millstream.services.model.signature import Signature
+from millstream.services.model.signature import Classes, Signature
 
 #: name of the uploaded file in the staging folder until the checker has unpacked it
 UPLOAD = "upload"
@@ -65,39 +62,22 @@ PathBelow = Annotated[str, AfterValidator(_below)]
 Text = Annotated[str, Field(max_length=MESSAGE_CHARACTERS_MAX)]
 
 
-class Converted(BaseModel):
+class Converted(ImportFacts):
     """What an importer has made of an upload. Paths are relative to the version folder.
 
     Args:
         served: the model file to serve.
         source_format: as in a manifest.
         files: further files that a worker reads.
-        samples: files of inputs and of what the source framework answered (ingest/import_samples.py).
-        importer: the framework's name.
-        rtol: largest relative difference between the outputs of the source framework and of the converted model.
-        atol: largest absolute difference, added to the relative one.
-        columns: names of the columns of the one input, in its order; empty: they have none.
-        columns_without_null: those in which a DataFrame may have no null.
-        categories: by name of a column.
-        embeddings: outputs whose rows are directions.
+        samples: files of inputs and of what the source framework answered (ingest/importers.py).
         classes: the output with a score for each class, whose names are in the file LABELS of importers.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     served: PathBelow
     source_format: SourceFormat
     files: tuple[PathBelow, ...] = Field((), max_length=FILES_MAX)
     samples: tuple[PathBelow, ...] = Field(max_length=SAMPLES_MAX, min_length=1)
-    importer: Text
-    producer: Text
     notes: tuple[Text, ...] = Field((), max_length=_NOTES_MAX)
-    rtol: float = Field(ge=0, le=1)
-    atol: float = Field(ge=0)
-    columns: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
-    columns_without_null: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
-    categories: dict[ColumnName, ColumnCategories] = Field({}, max_length=COLUMNS_MAX)
-    embeddings: tuple[str, ...] = Field((), max_length=64)
     classes: Classes | None = None
 
 

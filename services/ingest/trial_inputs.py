@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millstream.services.ingest.model_io import Dim, ModelTensor
-from millstream.services.ingest.trial_session import Array, TrialError, TrialSession
+from millstream.services.ingest.trial_session import Array, Runs, TrialError
 from millstream.services.model.agreement import as_float
 from millstream.services.model.datatypes import BYTES, FLOATS, NUMPY
 
@@ -47,7 +47,7 @@ class Probe(NamedTuple):
     observed: list[Array]
 
 
-def find_probe(session: TrialSession, inputs: Sequence[ModelTensor]) -> Probe:
+def find_probe(session: Runs, inputs: Sequence[ModelTensor]) -> Probe:
     """Return the first size of variable dimensions and style of values with which the model runs one row.
 
     Raises TrialError with the first error; an out-of-memory error only if there was no other.
@@ -68,10 +68,13 @@ def find_probe(session: TrialSession, inputs: Sequence[ModelTensor]) -> Probe:
     raise min(errors, key=lambda error: error.out_of_memory, default=TrialError("its inputs are too large to try"))
 
 
-def shape_of(tensor: ModelTensor, rows: int, size: int) -> tuple[int, ...]:
-    """Return the shape for `rows` rows with variable dimensions of `size`; one row keeps a fixed first dimension."""
+def shape_of(tensor: ModelTensor, rows: int, size: int, *, keep_fixed: bool = False) -> tuple[int, ...]:
+    """Return the shape for `rows` rows with variable dimensions of `size`; one row keeps a fixed first dimension.
+
+    `keep_fixed`: so do more rows.
+    """
     fixed = tuple(_size_of(dim, size) for dim in tensor.dims)
-    if not fixed or (rows == 1 and isinstance(tensor.dims[0], int)):
+    if not fixed or ((rows == 1 or keep_fixed) and isinstance(tensor.dims[0], int)):
         return fixed
     return (rows, *fixed[1:])
 
@@ -86,10 +89,11 @@ def _size_of(dim: Dim, size: int) -> int:
     return sum(min(int(term), size) if term.isdigit() else size for term in terms)
 
 
-def draw(inputs: Sequence[ModelTensor], rows: int, size: int, style: Style) -> list[Array]:
+def draw(inputs: Sequence[ModelTensor], rows: int, size: int, style: Style, *, keep_fixed: bool = False) -> list[Array]:
     """Return random inputs, equal for equal arguments. Text is arrays of str; BF16 is its bits in uint16."""
     generator = np.random.default_rng([rows, size, list(Style).index(style)])
-    return [_draw(tensor.datatype, shape_of(tensor, rows, size), style, generator) for tensor in inputs]
+    shapes = [shape_of(tensor, rows, size, keep_fixed=keep_fixed) for tensor in inputs]
+    return [_draw(tensor.datatype, shape, style, generator) for tensor, shape in zip(inputs, shapes, strict=True)]
 
 
 def extreme_row(inputs: Sequence[ModelTensor], arrays: Sequence[Array]) -> list[Array]:

@@ -1,10 +1,15 @@
-"""Loads a model into ONNX Runtime on one CPU thread, for trial runs. Imported by the checker process only."""
+"""Loads a model into ONNX Runtime on one CPU thread, for trial runs, within the memory that there is.
+
+When memory runs out the kernel kills the checker, and the model would be rejected for a batch that no worker runs.
+Imported by the checker process only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import resource
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import onnxruntime
@@ -13,11 +18,16 @@ from onnx import TensorProto
 from millstream.services.errors import invalid
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.onnx_checks import MESSAGE_CHARACTERS_MAX, is_out_of_memory
+from millstream.services.ingest.proof import Proof
 from millstream.services.model.datatypes import BYTES
 from millstream.services.model.onnxruntime_values import bf16_bits, library_message, text_array
 from millstream.services.model.signature import Signature
 
 Array = np.ndarray[Any, Any]
+
+#: approximate memory of all libraries before a model is loaded
+_LIBRARIES_BYTES = 128 << 20
+_MEMINFO = Path("/proc/meminfo")
 
 
 class TrialError(Exception):
@@ -28,11 +38,15 @@ class TrialError(Exception):
         self.out_of_memory = is_out_of_memory(message)
 
 
-class TrialSession(Protocol):
+class Runs(Protocol):
     """Runs a model on one thread. Text is passed as arrays of str; BF16 as its bits in uint16."""
 
     def run(self, arrays: Sequence[Array]) -> list[Array]:
         """Return all outputs for the inputs, both in the model's order. Raises TrialError."""
+
+
+class TrialSession(Runs, Protocol):
+    """Also runs a model as a worker does."""
 
     def run_as_worker(self, signature: Signature, arrays: Mapping[str, Array]) -> list[Array]:
         """Return all outputs for inputs by name in a worker's form: text as `bytes`. Raises TrialError."""
@@ -78,6 +92,56 @@ class Session:
         return [bf16_bits(value) if tensor.datatype == "BF16" else value.numpy() for tensor, value in pairs]
 
 
+class TrialProgram(NamedTuple):
+    """A model to try that is no ONNX file, and whose graph is not analysed.
+
+    Args:
+        kind: what it is, for messages: "the function".
+        run: returns all outputs for the inputs, both in order; BF16 is its bits in uint16. Raises anything.
+        unproven: why no graph shows whether rows are independent.
+        files: further files that a worker reads.
+        version, opset: of the file's schema, and of its operators.
+    """
+
+    kind: str
+    inputs: list[ModelTensor]
+    outputs: list[ModelTensor]
+    run: Callable[[Sequence[Array]], list[Array]]
+    unproven: str
+    source_format: str
+    producer: str
+    version: int = 0
+    opset: int = 0
+    files: tuple[Path, ...] = ()
+
+    def open(self) -> _ProgramSession:
+        return _ProgramSession(self)
+
+    def prove(self) -> Proof:
+        return Proof(False, self.kind, self.unproven)
+
+
+class _ProgramSession:
+    """Runs the model for trials."""
+
+    def __init__(self, program: TrialProgram) -> None:
+        self._program = program
+
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return all outputs for the inputs, both in order. Raises TrialError."""
+        try:
+            return self._program.run(arrays)
+        except Exception as error:
+            raise TrialError(library_message(error, None, MESSAGE_CHARACTERS_MAX) or type(error).__name__) from error
+
+    def run_as_worker(self, signature: Signature, arrays: Mapping[str, Array]) -> list[Array]:
+        """Return all outputs for inputs by name. Raises TrialError."""
+        missing = [tensor.name for tensor in self._program.inputs if tensor.name not in arrays]
+        if missing:
+            raise TrialError(f"inputs {missing} are missing")
+        return self.run([np.ascontiguousarray(arrays[tensor.name]) for tensor in self._program.inputs])
+
+
 def _options(*, memory_pattern: bool) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -106,3 +170,23 @@ def _to_feed_as_worker(datatype: str, array: Array) -> Any:
 
 def _to_ort_value(feed: Any) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(feed) if isinstance(feed, np.ndarray) else feed
+
+
+def memory_allows(rows: int, largest: int) -> bool:
+    """Return whether a run of `rows` rows may be tried after a run of `largest` rows, if memory grows with the rows.
+
+    The growth must fit into half of the available memory. It is estimated from the peak so far, the model's weights
+    included, and by a factor of 8 at most.
+    """
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    growth = max(0, peak - _LIBRARIES_BYTES) * (min(rows / max(1, largest), 8.0) - 1)
+    return growth <= available_bytes() / 2
+
+
+def available_bytes(meminfo: Path = _MEMINFO) -> float:
+    """Return the memory available without swapping (MemAvailable); infinity if the kernel does not report it."""
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return float("inf")
+    return next((int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:")), float("inf"))

@@ -19,10 +19,9 @@ from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.ingest.check_process import check, examine
-from millstream.services.ingest.check_slots import check_slot
+from millstream.services.ingest.archive import keep_only
+from millstream.services.ingest.check_process import check, check_slot, examine
 from millstream.services.ingest.importers import LABELS, SOURCE, ImportOptions, importers, read_inputs
-from millstream.services.ingest.needed_files import keep_only
 from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask, Converted
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.names import check_name, check_version
@@ -45,6 +44,10 @@ _CONFIG = "source/config.pbtxt"
 _TOKENIZER = f"{SOURCE}/{TOKENIZER}"
 _TRIED_MAX = 4  # tokenizers of one upload
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
+
+
+async def _ignore_state(_: State) -> None:
+    return
 
 
 class Published(NamedTuple):
@@ -124,7 +127,7 @@ class ModelUpload:
 
     async def publish(
         self,
-        on_state: Callable[[State], Awaitable[None]] | None = None,
+        on_state: Callable[[State], Awaitable[None]] = _ignore_state,
         *,
         activate: bool = False,
         accept: Callable[[CheckedModel | None], None] = lambda _: None,
@@ -139,13 +142,13 @@ class ModelUpload:
         Raises:
             Failure: INVALID (the model is rejected, or the digest differs), CONFLICT (the version exists), STORAGE.
         """
-        report_state = on_state or _ignore_state
         for pool in self.config.pools:
             check_name(pool, "pool name")
         if not self._size_bytes:
             raise invalid("the upload is empty: send the model file as the body")
         await self._flush()
-        actual = await to_end_in_storage_thread(self._open_sink().close)
+        assert self._sink
+        actual = await to_end_in_storage_thread(self._sink.close)
         if self._digest not in {None, actual}:
             raise invalid(
                 f"the upload's sha256 is {actual}, not {self._digest}: it was damaged in transit, send it again"
@@ -153,9 +156,9 @@ class ModelUpload:
         existing = await to_end_in_storage_thread(self._reuse, actual, activate, partial(accept, None))
         if existing is not None:
             return Published(existing, new=False)
-        await report_state(State.PENDING)
+        await on_state(State.PENDING)
         async with check_slot():
-            await report_state(State.CHECKING)
+            await on_state(State.CHECKING)
             checked = await self._check()
         accept(checked)
         return await to_end_in_storage_thread(self._publish, checked, actual, activate)
@@ -239,17 +242,13 @@ class ModelUpload:
         await to_end_in_storage_thread(self._write, piece)
 
     def _write(self, piece: bytearray) -> None:
+        assert self._sink
         self._check_space()
-        self._open_sink().write(piece)
+        self._sink.write(piece)
 
     def _check_space(self) -> None:
         with storage_errors(self._folder()):
             check_space(self._folder())
-
-    def _open_sink(self) -> _Sink:
-        if self._sink is None:
-            raise RuntimeError("ModelUpload is used outside its `async with` block")
-        return self._sink
 
     def _folder(self) -> Path:
         assert self._staging
@@ -422,7 +421,3 @@ def _plain(digest: str | None) -> str | None:
     if match is None:
         raise invalid(f"{digest[:80]!r} is not a sha256 digest: send 64 hexadecimal digits")
     return match[1]
-
-
-async def _ignore_state(_: State) -> None:
-    """Stand in for an absent `on_state` callback."""

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from millstream.services.errors import Failure, invalid
-from millstream.services.ingest.trial_memory import memory_allows
-from millstream.services.ingest.trial_session import TrialError, TrialSession
-from millstream.services.model.manifest import TrialInputs, Warmup
+from millstream.services.ingest.report import CheckTask
+from millstream.services.ingest.trial_session import TrialError, TrialSession, memory_allows
+from millstream.services.model.manifest import ModelConfig, TrialInputs, Warmup
 from millstream.services.model.signature import Signature
 from millstream.services.model.warmup_inputs import (
     FILLS,
     INPUT_BYTES_MAX,
     VARIABLE_SIZES,
+    check_warmups,
     has_variable_dims,
     input_bytes,
     make_inputs,
@@ -30,7 +31,20 @@ from millstream.services.model.warmup_inputs import (
 _SECONDS_MAX = 2.0
 
 
-def run_warmup(session: TrialSession, signature: Signature, rows_max: int) -> TrialInputs | str:
+def check_warmup(
+    task: CheckTask, session: TrialSession, signature: Signature, *, tried: bool
+) -> tuple[TrialInputs | None, str]:
+    """Run a worker's warm-up; returns inputs that ran, or None and a note. Raises Failure(INVALID)."""
+    check_warmups(ModelConfig(rows_max=task.rows_max, warmup=task.warmup), signature, task.folder)
+    ran = _run_loading(session, signature, task.rows_max)
+    _run_requests(session, signature, task.warmup, task.folder)
+    if isinstance(ran, TrialInputs):
+        return ran, ""
+    note = f"No generated input runs, so only requests will show whether the model works: {ran}."
+    return None, "" if tried else note
+
+
+def _run_loading(session: TrialSession, signature: Signature, rows_max: int) -> TrialInputs | str:
     """Run what a worker runs while it loads the version. Returns the inputs of the first run, or why none runs.
 
     Raises Failure(INVALID) if the model runs on some rows and fails on more, since a worker could not load it.
@@ -57,7 +71,7 @@ def run_warmup(session: TrialSession, signature: Signature, rows_max: int) -> Tr
     return fitting
 
 
-def run_warmup_requests(session: TrialSession, signature: Signature, warmups: Sequence[Warmup], folder: Path) -> None:
+def _run_requests(session: TrialSession, signature: Signature, warmups: Sequence[Warmup], folder: Path) -> None:
     """Run each request of config.warmup once. Raises Failure(INVALID) with the request's name."""
     for warmup in warmups:
         try:

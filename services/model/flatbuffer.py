@@ -14,7 +14,7 @@ TEXT_BYTES_MAX = 4096
 ELEMENTS_MAX = 1 << 20
 
 
-class Foreign(Exception):
+class NoTable(Exception):
     """The bytes are no table, or no field of the type that is read."""
 
 
@@ -23,7 +23,7 @@ class CutShort(Exception):
 
 
 class Table:
-    """A table in `data`, whose fields are numbered from 0. Its methods raise Foreign and CutShort.
+    """A table in `data`, whose fields are numbered from 0. Its methods raise NoTable and CutShort.
 
     Args:
         position: of the table; None: that of the root table.
@@ -35,12 +35,12 @@ class Table:
         self._vtable = self._position - self._read("<i", self._position)
         self._vtable_bytes = self._read("<H", self._vtable)
         if not 4 <= self._vtable_bytes <= _VTABLE_BYTES_MAX or self._vtable_bytes % 2:
-            raise Foreign
+            raise NoTable
 
     def _read(self, layout: str, at: int) -> int:
         size = struct.calcsize(layout)
         if at < 0 or at + size > len(self._data):
-            raise Foreign
+            raise NoTable
         (value,) = struct.unpack_from(layout, self._data, at)
         return int(value)
 
@@ -89,7 +89,7 @@ class Table:
     def _text(self, start: int) -> str:
         count = self._read("<I", start)
         if count > TEXT_BYTES_MAX:
-            raise Foreign
+            raise NoTable
         return self.bytes(start + 4, count).decode(errors="replace")
 
     def texts(self, field: int) -> tuple[str, ...]:
@@ -112,6 +112,6 @@ class Table:
     def _elements(self, field: int) -> tuple[int, int]:
         start, count = self.vector(field)
         if count > ELEMENTS_MAX:
-            raise Foreign
+            raise NoTable
         self.check_end(start + 4 * count)
         return start, count

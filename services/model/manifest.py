@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from millstream.services.model.classes import Classes, answered
-from millstream.services.model.signature import Signature
+from millstream.services.model.signature import Classes, Signature, answered
 
 ROWS_MAX_DEFAULT = 64
 ROWS_MAX = 65536  # of one run, whatever a configuration says
@@ -206,39 +205,47 @@ class ColumnCategories(BaseModel):
     empty_is_missing: bool = False
 
 
-class ImportRecord(BaseModel):
-    """How a version was made from a model of another framework, and how well their outputs agree.
+class ImportFacts(BaseModel):
+    """What a model of another framework was made from, and how it wants to be called.
 
     Args:
         importer: the framework's name: "scikit-learn".
         producer: framework and converter, with their versions.
-        rows: rows that were compared.
-        output: the output that differs most, relative to the tolerance.
-        difference: its largest absolute difference.
-        rtol: the relative tolerance.
-        atol: the absolute tolerance, added to the relative one.
+        rtol: largest relative difference between the outputs of the source framework and of the converted model.
+        atol: largest absolute difference, added to the relative one.
         columns: names of the columns of the table that the version takes: of the one input, in its order, or each an
             input; empty: they have none.
         columns_without_null: those in which a DataFrame may have no null: integers in MLflow's signature.
         categories: by name, of the columns that have them.
         embeddings: outputs whose rows are directions: which of their elements is the largest means nothing.
-        samples: path below the version's folder of the inputs and the framework's outputs (.npz); None: too large.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     importer: str = Field(max_length=1000)
     producer: str = Field(max_length=1000)
-    rows: int = Field(ge=0)
-    output: str = Field(max_length=1000)
-    difference: float
-    rtol: float
-    atol: float
-    samples: str | None = Field(None, max_length=1000)
+    rtol: float = Field(ge=0, le=1)
+    atol: float = Field(ge=0)
     columns: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
     columns_without_null: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
     categories: dict[ColumnName, ColumnCategories] = Field({}, max_length=COLUMNS_MAX)
     embeddings: tuple[str, ...] = Field((), max_length=64)
+
+
+class ImportRecord(ImportFacts):
+    """How a version was made from a model of another framework, and how well their outputs agree.
+
+    Args:
+        rows: rows that were compared.
+        output: the output that differs most, relative to the tolerance.
+        difference: its largest absolute difference.
+        samples: path below the version's folder of the inputs and the framework's outputs (.npz); None: too large.
+    """
+
+    rows: int = Field(ge=0)
+    output: str = Field(max_length=1000)
+    difference: float
+    samples: str | None = Field(None, max_length=1000)
 
 
 class Manifest(BaseModel):

@@ -2,12 +2,14 @@
 
 .npz file: `input/<name>`, or just `<name>`, and `output/<name>` ─> names, datatypes, shapes, rows ─> arrays by name
 The first dimension of each is the rows; a version that does not batch has the arrays of one call. Text has the numpy
-datatype S or U, BF16 its bits.
+datatype S or U, BF16 its bits. Anybody may have written a file: it is bounded before it is unpacked, and no pickle is
+read. It is a zip archive of .npy files, and each layer has errors of its own, from zlib's to those of Python's grammar.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -15,7 +17,6 @@ import numpy as np
 
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES, NUMPY
-from millstream.services.model.npz import NpzError, TooLargeError, read_npz
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 from millstream.services.nearest_names import unknown_key
 
@@ -25,6 +26,50 @@ ROWS_MAX = 65_536
 INPUT, OUTPUT = "input/", "output/"
 
 Array = np.ndarray[Any, Any]
+
+
+class NpzError(ValueError):
+    """The file is no .npz file of arrays; says why."""
+
+
+class TooLargeError(ValueError):
+    """Its arrays are too many, or too large together; says by how much."""
+
+
+def read_npz(
+    file: Path | IO[bytes], bytes_max: int, arrays_max: int, wanted: Callable[[str], bool] = lambda _: True
+) -> dict[str, Array]:
+    """Return the arrays of a file by name.
+
+    Args:
+        file: a path, or a file that can be read from its beginning again.
+        bytes_max: of all arrays, unpacked.
+        arrays_max: how many.
+        wanted: whether an array is read, by its name.
+
+    Raises NpzError, TooLargeError, and OSError if the file itself cannot be read.
+    """
+    if isinstance(file, Path):
+        with file.open("rb") as opened:
+            return read_npz(opened, bytes_max, arrays_max, wanted)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+        if len(entries) > arrays_max:
+            raise TooLargeError(f"{len(entries)} arrays, more than {arrays_max}")
+        if sum(entry.file_size for entry in entries) > bytes_max:
+            raise TooLargeError(f"the arrays take more than {bytes_max >> 20} MiB")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as loaded:
+            arrays = {name: loaded[name] for name in loaded.files if wanted(name)}
+    except TooLargeError:
+        raise
+    except Exception as error:
+        raise NpzError((str(error) or type(error).__name__)[:200]) from error
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # numpy returns the bytes of an entry that is no .npy file
+            raise NpzError(f"{name[:100]!r} is no array")
+    return arrays
 
 
 class Samples(NamedTuple):
@@ -48,11 +93,6 @@ def read_inputs(file: Path | IO[bytes], signature: Signature) -> dict[str, Array
     """Return the inputs in a file, as `read_samples` does; its outputs are neither read nor checked."""
     found = _read(file, signature, outputs=False)
     return _checked(found, signature).inputs
-
-
-def check_inputs(arrays: Mapping[str, Array], signature: Signature) -> dict[str, Array]:
-    """Return inputs by name as a run takes them. Raises Failure(INVALID) with what to change."""
-    return _checked({INPUT + name: array for name, array in arrays.items()}, signature).inputs
 
 
 def stored(samples: Samples) -> dict[str, Array]:

@@ -1,16 +1,24 @@
-"""Tensor specs and signatures: the inputs and outputs of a version. Pure.
+"""Tensor specs and signatures: inputs and outputs of a version, as its model has them and as callers see them. Pure.
 
 Shapes are those that a client sees: when a version batches, dimension 0 is -1 (the rows).
+A version may answer a label and a score in place of a number for each class:
+scores [..., classes] ─> softmax: label and score [...], of the best class
+                      ─> sigmoid: label and score [..., classes up to ANSWERED_MAX], the best class first
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from millstream.services.model.datatypes import DATATYPES
+from millstream.services.errors import invalid
+from millstream.services.model.datatypes import BYTES, DATATYPES, FLOATS
+
+LABEL, SCORE = "label", "score"
+#: classes of a text that are answered where each may hold; beyond, the best ones: a label is text, made for each
+ANSWERED_MAX = 100
 
 
 def _known(datatype: str) -> str:
@@ -87,3 +95,48 @@ def _fixed(shape: tuple[int, ...]) -> int:
 def needed_inputs(signature: Signature) -> tuple[TensorSpec, ...]:
     """Return the inputs of the smallest request: those that are not optional, or all if all are optional."""
     return tuple(spec for spec in signature.inputs if not spec.optional) or signature.inputs
+
+
+class Classes(BaseModel):
+    """Which output has a score for each class, in its last dimension, and how these become probabilities."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    output: str = Field(max_length=1000, description="It is answered to requests that name it; `labels` has its file.")
+    scores: Literal["softmax", "sigmoid"] = Field(
+        description="softmax: one class holds, and the best is answered; sigmoid: each class may hold, and the best "
+        f"{ANSWERED_MAX} are."
+    )
+
+
+def answered(signature: Signature, classes: Classes | None) -> Signature:
+    """Return the signature that callers see: LABEL and SCORE come before the output that they are made of."""
+    if classes is None:
+        return signature
+    outputs: list[TensorSpec] = []
+    for spec in signature.outputs:
+        if spec.name == classes.output:
+            shape = spec.shape[:-1]
+            if classes.scores == "sigmoid":
+                shape = (*shape, min(spec.shape[-1], ANSWERED_MAX))
+            outputs.append(TensorSpec(name=LABEL, datatype=BYTES, shape=shape))
+            outputs.append(TensorSpec(name=SCORE, datatype="FP32", shape=shape))
+            spec = spec.model_copy(update={"on_request": True})
+        outputs.append(spec)
+    return signature.model_copy(update={"outputs": tuple(outputs)})
+
+
+def check_classes(classes: Classes, signature: Signature, labels: tuple[str, ...] | None) -> None:
+    """Raise Failure(INVALID) if the model's outputs or the label file of the output do not fit. None: there is none."""
+    spec = next((spec for spec in signature.outputs if spec.name == classes.output), None)
+    if spec is None:
+        raise invalid(f"config.classes: the model has no output {classes.output[:80]!r}")
+    if labels is None:
+        raise invalid(f"config.classes: config.labels names no file for {spec.name[:80]!r}")
+    if spec.datatype not in FLOATS or len(spec.shape) <= signature.batching or spec.shape[-1] != len(labels):
+        raise invalid(
+            f"config.classes: {spec.name[:80]!r} is {spec.datatype} {list(spec.shape)}, and there are {len(labels)} "
+            "labels: it has to have a floating-point number for each"
+        )
+    if taken := {LABEL, SCORE} & {spec.name for spec in signature.outputs}:
+        raise invalid(f"config.classes: the model has an output {min(taken)!r} of its own")

@@ -15,10 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from millstream.services.errors import Failure, invalid
-from millstream.services.model.classes import check_classes
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
-from millstream.services.model.paths import plain_path
-from millstream.services.model.signature import Signature
+from millstream.services.model.names import plain_path
+from millstream.services.model.signature import Signature, check_classes
 
 #: Bytes of one label file, and names in it. Gateways keep them in memory; more is rejected.
 LABEL_BYTES_MAX = 8 << 20

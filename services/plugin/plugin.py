@@ -112,6 +112,7 @@ class Plugin:
         formats: of models.
         importers: of models of other frameworks, in the order in which they are asked
             (services/ingest/importers.Importer).
+        file_kinds: that no importer takes, for refusals (services/ingest/file_kind.FileKinds).
         provers: of independent rows (services/ingest/proof.Prover); the first counts.
         targets: tuples of what the plug-in compile compiles for (plugins/compile/targets/base.Target).
         commands: of the command line.
@@ -140,6 +141,7 @@ class Plugin:
     backends: tuple[Backend, ...] = ()
     formats: tuple[Format, ...] = ()
     importers: tuple[str, ...] = ()
+    file_kinds: tuple[str, ...] = ()
     provers: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     commands: tuple[Command, ...] = ()

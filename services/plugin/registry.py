@@ -47,6 +47,11 @@ def plugins() -> tuple[Plugin, ...]:
     return _chosen(chosen_plugins())
 
 
+def is_on(name: str) -> bool:
+    """Return whether the plug-in of this name is on. Raises Failure as `plugins` does."""
+    return any(plugin.name == name for plugin in plugins())
+
+
 def contributions(kind: str, of: type[T]) -> list[T]:
     """Return what the plug-ins add of a kind, in the order of their names.
 

@@ -5,7 +5,7 @@
 <root>/models/<model>/numbers.json       the highest version number ever published
 <root>/models/<model>/verdicts/…         what running a version has shown
 <root>/footprints/<model>/…              the memory that instances of a version took
-<root>/<name>/<model>@<version>@…        documents that plug-ins keep of a version (version_documents)
+<root>/<name>/<model>@<version>@…        documents that plug-ins keep of a version (documents)
 <root>/.token                            new content of the same length before and after each change
 <root>/.changes                          which model each change was of (change_log)
 """
@@ -25,8 +25,7 @@ from pydantic import BaseModel
 
 from millstream.services.errors import Code, Failure, Subject, not_found
 from millstream.services.model.manifest import Endpoint, Manifest
-from millstream.services.model.names import check_name, check_version
-from millstream.services.model.paths import is_version
+from millstream.services.model.names import check_name, check_version, is_version
 from millstream.services.repository.change_log import NO_ID, ChangeLog
 from millstream.services.repository.disk import (
     fsync,
@@ -41,13 +40,20 @@ from millstream.services.repository.disk import (
     tree_bytes,
     try_lock,
 )
-from millstream.services.repository.documents import content_of, read_document, read_endpoint, read_manifest
+from millstream.services.repository.documents import (
+    D,
+    VersionDocuments,
+    content_of,
+    forget_documents,
+    read_document,
+    read_endpoint,
+    read_manifest,
+)
 from millstream.services.repository.footprints import Footprints
 from millstream.services.repository.staged_versions import StagedVersions
 from millstream.services.repository.staging import Staging, open_staging, reserve_staging, sweep_staging
 from millstream.services.repository.variants import Variants
 from millstream.services.repository.verdicts import Verdicts
-from millstream.services.repository.version_documents import D, VersionDocuments, forget_documents
 
 T = TypeVar("T")
 

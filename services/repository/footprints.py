@@ -8,25 +8,24 @@ verdict. Writing one changes neither the repository's token nor the stamps of mo
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from shutil import rmtree
 from threading import Lock
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import check_name, check_version
 from millstream.services.placement.prediction import ASSUMED_ON_DEVICE, ASSUMED_RATIOS, MEASURED_MAX, Ratios, at_least
 from millstream.services.placement.views import Footprint
-from millstream.services.repository.disk import locked, read_file, storage_errors
-from millstream.services.repository.verdicts import content_digest
-
-log = logging.getLogger("millstream.footprints")
+from millstream.services.repository.disk import locked, storage_errors
+from millstream.services.repository.documents import make_room, name_by_content, read_if_whole
 
 DOCUMENT_BYTES_MAX = 16 << 10  # a larger file counts as not known
 FILES_MAX = 64  # of one model; beyond, the oldest is deleted
@@ -63,28 +62,14 @@ class Measured(BaseModel):
 
     @staticmethod
     def of(footprint: Footprint, *, disturbed: bool = False) -> Measured:
-        return Measured(
-            resident_bytes=footprint.resident_bytes,
-            peak_bytes=footprint.peak_bytes,
-            load_s=footprint.load_s,
-            measured=footprint.measured,
-            disturbed=disturbed,
-            device_resident_bytes=footprint.device_resident_bytes,
-            device_peak_bytes=footprint.device_peak_bytes,
-        )
+        return Measured(**asdict(footprint), disturbed=disturbed)
 
     @property
     def footprint(self) -> Footprint:
-        return Footprint(
-            self.resident_bytes,
-            self.peak_bytes,
-            self.load_s,
-            self.measured,
-            self.device_resident_bytes,
-            self.device_peak_bytes,
-        )
+        return Footprint(**self.model_dump(exclude={"disturbed"}))
 
 
+_BYTES = ("resident_bytes", "peak_bytes", "device_resident_bytes", "device_peak_bytes")
 _DOCUMENT = TypeAdapter(dict[str, Measured])
 
 
@@ -140,7 +125,7 @@ class Footprints:
         with self._lock:
             at, document = self._known.get(content_id, (-1, {}))
             if at != changed:
-                document = _read(Path(folder, _name(manifest))) if changed else {}
+                document = _read(Path(folder, name_by_content(manifest))) if changed else {}
                 if len(self._known) >= VERSIONS_MAX:
                     self._known.clear()
                 self._known[content_id] = (-1 if changed > time.time_ns() - _SETTLED_NS else changed, document)
@@ -155,7 +140,7 @@ class Footprints:
         of other models only add to them. Raises Failure: STORAGE (the disk is full), INTERNAL.
         """
         folder = self._folder / check_name(manifest.model)
-        path = folder / _name(manifest)
+        path = folder / name_by_content(manifest)
         with storage_errors(self._root):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with locked(self._folder / ".lock"):
@@ -170,7 +155,7 @@ class Footprints:
                 document[kind] = kept
                 for oldest in list(document)[:-KINDS_MAX]:
                     del document[oldest]
-                _forget_oldest(folder, path)
+                make_room(folder, path, FILES_MAX)
                 # Not fsynced, which takes longer than the load of a small version: a lost file is measured again.
                 temporary = path.with_name(path.name + ".new")
                 temporary.write_bytes(_DOCUMENT.dump_json(document))
@@ -183,7 +168,8 @@ class Footprints:
     def forget(self, model: str, version: int) -> None:
         """Remove what is known of a version that is deleted. Errors are ignored: it is only a prediction."""
         for path in (self._folder / check_name(model)).glob(f"{check_version(version)}-*.json"):
-            _unlink(path)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def forget_model(self, model: str) -> None:
         """Remove what is known of a deleted model."""
@@ -217,56 +203,16 @@ def _merged(before: Measured | None, now: Measured) -> Measured:
         return now
     if not before.disturbed:
         return before.model_copy(update={"load_s": now.load_s})
-    return now.model_copy(
-        update={
-            "resident_bytes": min(before.resident_bytes, now.resident_bytes),
-            "peak_bytes": min(before.peak_bytes, now.peak_bytes),
-            "device_resident_bytes": min(before.device_resident_bytes, now.device_resident_bytes),
-            "device_peak_bytes": min(before.device_peak_bytes, now.device_peak_bytes),
-        }
-    )
+    return now.model_copy(update={name: min(getattr(before, name), getattr(now, name)) for name in _BYTES})
 
 
 def _alike(before: Measured, now: Measured) -> bool:
     """Return whether a measurement differs too little from the one before it to be written."""
     if (before.measured, before.disturbed) != (now.measured, now.disturbed):
         return False
-    pairs = (
-        (before.resident_bytes, now.resident_bytes),
-        (before.peak_bytes, now.peak_bytes),
-        (before.load_s, now.load_s),
-        (before.device_resident_bytes, now.device_resident_bytes),
-        (before.device_peak_bytes, now.device_peak_bytes),
-    )
+    pairs = ((getattr(before, name), getattr(now, name)) for name in (*_BYTES, "load_s"))
     return all(abs(one - other) <= ALIKE * max(one, other) for one, other in pairs)
 
 
-def _name(manifest: Manifest) -> str:
-    return f"{check_version(manifest.version)}-{content_digest(manifest)}.json"
-
-
 def _read(path: Path) -> dict[str, Measured]:
-    """Return a document; empty, with a log line, if it is damaged."""
-    try:
-        return _DOCUMENT.validate_json(read_file(path, DOCUMENT_BYTES_MAX, os.O_NOFOLLOW))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        why = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        log.warning("%s is damaged and counts as not measured: %s", path, why)
-        return {}
-
-
-def _forget_oldest(folder: Path, kept: Path) -> None:
-    others = [path for path in folder.glob("*.json") if path != kept]
-    while len(others) >= FILES_MAX:
-        oldest = min(others, key=lambda path: path.lstat().st_mtime)
-        others.remove(oldest)
-        _unlink(oldest)
-
-
-def _unlink(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        log.debug("%s cannot be removed: %s", path, error)
+    return read_if_whole(path, _DOCUMENT.validate_json, DOCUMENT_BYTES_MAX) or {}

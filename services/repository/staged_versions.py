@@ -19,8 +19,7 @@ from pathlib import Path
 
 from millstream.services.errors import Code, Failure, Subject
 from millstream.services.model.manifest import Endpoint, Manifest
-from millstream.services.model.names import check_name, check_version
-from millstream.services.model.paths import is_version
+from millstream.services.model.names import check_name, check_version, is_version
 from millstream.services.repository.disk import FileLock, fsync, fsync_tree, replace_file, storage_errors, try_lock
 from millstream.services.repository.documents import content_of, read_endpoint, read_manifest
 from millstream.services.repository.staging import Staging

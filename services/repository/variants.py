@@ -5,7 +5,7 @@
 
 The key is a digest of the version's content, the target, the library's version and the device. A folder is written
 under another name and renamed. It is a cache: a damaged one or one of another device is not loaded, and made again; it
-goes with its version. `candidates` of a report is the place for variants that were measured and not chosen.
+goes with its version.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from contextlib import contextmanager, suppress
 from errno import ENOENT
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.model.version_files import describe_file
 from millstream.services.repository.disk import fsync_tree, read_file, storage_errors
-from millstream.services.repository.verdicts import content_digest
+from millstream.services.repository.documents import content_digest
 
 log = logging.getLogger("millstream.variants")
 
@@ -59,7 +59,6 @@ class Report(BaseModel):
         refused: why it is not used, for example because its outputs differ; it is not made again.
         seconds: that it took to compile.
         flags: options that it was compiled with.
-        candidates: others that were measured.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -73,7 +72,6 @@ class Report(BaseModel):
     refused: str = ""
     seconds: float = 0.0
     flags: dict[str, str] = {}
-    candidates: tuple[dict[str, Any], ...] = ()
 
 
 class Variants:

@@ -11,30 +11,24 @@ that fails on GPUs is still loaded on CPUs. What concerns batching holds for all
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import check_name, check_version
-from millstream.services.repository.disk import read_file, replace_file, storage_errors
-from millstream.services.repository.documents import content_of
-
-log = logging.getLogger("millstream.verdicts")
+from millstream.services.repository.disk import replace_file, storage_errors
+from millstream.services.repository.documents import content_of, make_room, name_by_content, read_if_whole
 
 REASON_CHARACTERS_MAX = 1000
 DOCUMENT_BYTES_MAX = 64 << 10  # a larger file counts as no verdict
 FILES_MAX = 64  # verdicts of one model; beyond, the oldest is deleted
 KINDS_MAX = 16  # of one verdict; beyond, the oldest is forgotten
 EVERY_KIND = ""  # of what an earlier release found: it did not note on what kind of worker
-#: fields of a manifest that do not influence how the version runs, or that follow from its files
-_NOT_CONTENT = {"created", "notes", "origin", "url", "index_ranges"}
 
 
 class LoadVerdict(BaseModel):
@@ -155,7 +149,7 @@ class Verdicts:
         folder = self._folder(manifest.model)
         if not folder.is_dir():  # the usual case, which needs no digest
             return NO_VERDICT
-        return _read(folder / _name(manifest))
+        return _read(folder / name_by_content(manifest))
 
     def change(self, manifest: Manifest, change: Callable[[Verdict], Verdict]) -> Verdict:
         """Replace the verdict by the result of `change` and return it. Concurrent changes are made one after the other.
@@ -163,7 +157,7 @@ class Verdicts:
         Raises Failure: STORAGE (the disk is full), INTERNAL (the folder cannot be written).
         """
         folder = self._folder(manifest.model)
-        path = folder / _name(manifest)
+        path = folder / name_by_content(manifest)
         with storage_errors(self._root), self._changing(manifest.model):
             before = _read(path)
             after = change(before)
@@ -174,7 +168,7 @@ class Verdicts:
                 return after
             if (folder.parent / str(manifest.version)).is_dir():  # else the version was deleted in between
                 folder.mkdir(mode=0o700, exist_ok=True)
-                _forget_oldest(folder, path)
+                make_room(folder, path, FILES_MAX)
                 replace_file(path, content_of(after))
             return after
 
@@ -183,7 +177,7 @@ class Verdicts:
 
         Raises Failure as `change` does.
         """
-        path = self._folder(manifest.model) / _name(manifest)
+        path = self._folder(manifest.model) / name_by_content(manifest)
         if not os.path.lexists(path):
             return False
         with storage_errors(self._root), self._changing(manifest.model):
@@ -210,34 +204,5 @@ def why_unmerged(manifest: Manifest, verdict: Verdict) -> str:
     return verdict.batching_off or (manifest.batching.reason if manifest.batching.decided == "unmerged" else "")
 
 
-def content_digest(manifest: Manifest) -> str:
-    """Return a digest of what a version is and how it is served.
-
-    It is equal for manifests that differ only in when they were published.
-    """
-    content = manifest.model_dump_json(exclude=_NOT_CONTENT)
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
-
-
-def _name(manifest: Manifest) -> str:
-    return f"{check_version(manifest.version)}-{content_digest(manifest)}.json"
-
-
 def _read(path: Path) -> Verdict:
-    try:
-        return Verdict.model_validate_json(read_file(path, DOCUMENT_BYTES_MAX, os.O_NOFOLLOW))
-    except FileNotFoundError:
-        return NO_VERDICT
-    except (OSError, ValueError) as error:
-        why = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        log.warning("%s is damaged and counts as no verdict: %s", path, why)
-        return NO_VERDICT
-
-
-def _forget_oldest(folder: Path, kept: Path) -> None:
-    """Delete the oldest verdicts except `kept`: a model that is often loaded with other content stays bounded."""
-    others = [path for path in folder.glob("*.json") if path != kept]
-    while len(others) >= FILES_MAX:
-        oldest = min(others, key=lambda path: path.lstat().st_mtime)
-        others.remove(oldest)
-        oldest.unlink(missing_ok=True)
+    return read_if_whole(path, Verdict.model_validate_json, DOCUMENT_BYTES_MAX) or NO_VERDICT

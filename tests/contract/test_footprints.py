@@ -114,7 +114,7 @@ def test_a_damaged_file_counts_as_not_measured(
     file_of(repository).write_bytes(damage[: DOCUMENT_BYTES_MAX + 1])
     again = FolderRepository(repository.verdicts._root).footprints
     assert not again.of(manifest, CPU).measured
-    assert "counts as not measured" in caplog.text
+    assert "counts as none" in caplog.text
     again.write(manifest, CPU, took(2 * MIB))
     assert again.of(manifest, CPU).resident_bytes == 2 * MIB
 

@@ -148,7 +148,6 @@ def test_a_compiled_version_is_loaded_and_answers_the_same(repository: FolderRep
     report = repository.variants.report(of, target)
     assert report is not None
     assert (report.refused, report.runtime, report.seconds > 0) == ("", target.runtime, True)
-    assert report.candidates == ()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -11,6 +11,7 @@ import pytest
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
+from millstream.services.repository.documents import content_digest
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.verdicts import (
     DOCUMENT_BYTES_MAX,
@@ -19,7 +20,6 @@ from millstream.services.repository.verdicts import (
     NO_VERDICT,
     LoadVerdict,
     Verdict,
-    content_digest,
 )
 from tests.contract.repositories import manifest, publish
 

@@ -82,7 +82,7 @@ def test_a_converted_model_answers_as_tensorflow_does(
     assert set(found) == {"scores", "label"}
     np.testing.assert_allclose(found["scores"], wanted["scores"], rtol=1e-4, atol=1e-6)
     assert found["label"].tolist() == wanted["label"].tolist()
-    (sample,) = imported.samples
+    sample = imported.samples[0]
     mine = run(imported, dict(sample.inputs))
     np.testing.assert_allclose(mine["scores"], sample.outputs["scores"], rtol=1e-4, atol=1e-6)
     assert any("not compared" in note for note in imported.notes) == (with_converter == "openvino")

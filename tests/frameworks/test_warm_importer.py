@@ -25,7 +25,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 def warm(stack: Stack) -> list[int]:
     """Return the processes that have PyTorch loaded."""
     found = descendants(stack.process.pid)
-    return [pid for pid in found if b"rehearsals:load_torch" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in found if b"onnx_export:load_torch" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def program(path: Path) -> Path:

@@ -20,8 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from millstream.services.errors import Code, Failure
 from millstream.services.ingest import check_process
-from millstream.services.ingest.check_process import check_in_place
-from millstream.services.ingest.check_slots import CHECKS_MAX
+from millstream.services.ingest.check_process import CHECKS_MAX, check_in_place
 from millstream.services.ingest.upload import PIECE_BYTES, ModelUpload, Published
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.repository.folder import FolderRepository
@@ -68,7 +67,8 @@ async def upload(
     async with incoming:
         for start in range(0, len(content), 300_000):
             await incoming.write(content[start : start + 300_000])
-        return (await incoming.publish(on_state)).manifest
+        published = await (incoming.publish() if on_state is None else incoming.publish(on_state))
+        return published.manifest
 
 
 def uploaded(repository: FolderRepository, content: bytes, **options: object) -> Manifest:

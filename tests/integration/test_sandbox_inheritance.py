@@ -35,7 +35,7 @@ from millstream.plugins.compile.form_runner import Measuring, Opening, compile_c
 from millstream.plugins.compile.race.samples import write_samples
 from millstream.plugins.compile.targets import get_target
 from millstream.services.errors import Failure
-from millstream.services.ingest import check_process
+from millstream.services.ingest import check_process, forked_check
 from millstream.services.ingest.importers import ImportOptions
 from millstream.services.ingest.upload import ModelUpload
 from millstream.services.model.manifest import ModelConfig
@@ -150,7 +150,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_inherits_no_descriptor_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     module, start = KINDS[kind]
-    asyncio.run(check_process.end_fork_server())  # an earlier one has the environment of its time
+    asyncio.run(forked_check.end_fork_servers())  # an earlier one has the environment of its time
     if kind == "check, started":
         monkeypatch.setattr(check_process, "FORKS", False)
     with inheritable(tmp_path, monkeypatch) as private, ThreadPoolExecutor(1) as thread:
@@ -171,7 +171,7 @@ def test_it_inherits_no_descriptor_and_no_secret(tmp_path: Path, monkeypatch: py
         assert "secret" not in "".join(seen.environment.values()), seen.environment
         assert {0, 1, 2} <= seen.files.keys()
         running.result(WAIT_S)
-    asyncio.run(check_process.end_fork_server())
+    asyncio.run(forked_check.end_fork_servers())
 
 
 def confined(module: str) -> Seen:

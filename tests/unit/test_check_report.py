@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from millstream.services.errors import Code, Failure
+from millstream.services.ingest.archive import keep_only
 from millstream.services.ingest.check_process import _outcome
 from millstream.services.ingest.inspection import inspect
-from millstream.services.ingest.needed_files import keep_only
 from millstream.services.ingest.report import NAME_CHARACTERS_MAX, RANK_MAX, TENSORS_MAX, CheckTask
 from millstream.services.sandbox.child import REPORT_BYTES_MAX, Ended
 

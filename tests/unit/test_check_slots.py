@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextvars import copy_context
 
-from millstream.services.ingest.check_slots import CHECKS_MAX, CHECKS_RUNNING_MAX, CheckSlots
+from millstream.services.ingest.check_process import CHECKS_MAX, CHECKS_RUNNING_MAX, CheckSlots
 from millstream.services.process.audit import acting
 
 

@@ -9,9 +9,8 @@ import pytest
 from millstream.gateway.tensors.output_options import LabelledOutputs, check_classifiable, classify
 from millstream.gateway.tensors.outputs import Column, Outputs, OutputTensor
 from millstream.services.errors import Code, Failure
-from millstream.services.model.classes import Classes, answered
 from millstream.services.model.datatypes import NUMPY
-from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.model.signature import Classes, Signature, TensorSpec, answered
 
 
 def best(array, count=3, labels=(), *, batching=True, datatype="FP32"):

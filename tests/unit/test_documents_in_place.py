@@ -15,10 +15,9 @@ from millstream.plugins.compile.stored.selection import Selections
 from millstream.services.access.access_keys import AccessKeys
 from millstream.services.errors import Failure
 from millstream.services.repository.disk import read_file
-from millstream.services.repository.documents import read_document
+from millstream.services.repository.documents import VersionDocuments, read_document
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.variants import Target, Variants
-from millstream.services.repository.version_documents import VersionDocuments
 from tests.contract.repositories import manifest
 from tests.kit.versions import publish
 

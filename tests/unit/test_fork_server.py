@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.plugins.convert.scikit_learn import PickleImporter
+from millstream.plugins.convert.pickles import PickleImporter
 from millstream.services.ingest import check_process
 from millstream.services.sandbox.child import confined_environment
 from tests.kit import models
@@ -19,7 +19,7 @@ from pathlib import Path
 from millstream.services.ingest import checker, fork_server
 from millstream.services.ingest.report import CheckTask
 
-fork_server._preload("millstream.services.ingest.rehearsal:rehearse")
+fork_server._preload("millstream.services.ingest.inspection:rehearse")
 before = set(sys.modules)
 task = CheckTask(
     folder=Path(sys.argv[1]),

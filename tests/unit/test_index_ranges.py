@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from millstream.services.ingest.index_ranges import index_ranges
+from millstream.services.ingest.model_io import index_ranges
 from millstream.services.model.signature import TensorSpec
 
 ROWS = numpy_helper.from_array(np.zeros((9, 4), np.float32), "rows")

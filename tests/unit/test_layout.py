@@ -16,7 +16,7 @@ import pytest
 from millstream.client.errors import WrongFile
 from millstream.client.upload import ModelFiles
 from millstream.services.errors import Failure
-from millstream.services.ingest import layout, onnx_folder
+from millstream.services.ingest import layout
 from tests.kit import models
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
@@ -287,7 +287,7 @@ def huge(folder: Path) -> None:
 def test_hostile_folders_are_refused(
     tmp_path: Path, make: Callable[[Path], None], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx_folder, "ENTRIES_MAX", 50)
+    monkeypatch.setattr(layout, "ENTRIES_MAX", 50)
     folder = tmp_path / "model"
     folder.mkdir()
     make(folder)

@@ -1,4 +1,4 @@
-"""services/model/npz.py: every broken file of numpy is one kind of error, whichever layer finds it."""
+"""services/model/samples.py: every broken file of numpy is one kind of error, whichever layer finds it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millstream.services.model.npz import NpzError, TooLargeError, read_npz
+from millstream.services.model.samples import NpzError, TooLargeError, read_npz
 
 
 def npy(array: np.ndarray) -> bytes:

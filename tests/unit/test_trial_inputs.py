@@ -11,8 +11,7 @@ import pytest
 
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.trial_inputs import Style, draw, extreme_row, find_probe, shape_of
-from millstream.services.ingest.trial_memory import available_bytes, memory_allows
-from millstream.services.ingest.trial_session import Session, TrialError
+from millstream.services.ingest.trial_session import Session, TrialError, available_bytes, memory_allows
 from tests.kit import models
 
 

@@ -13,7 +13,7 @@ from millstream.plugins.compat.triton.config.model_folder import check_config, r
 from millstream.plugins.compat.triton.load_changes import LoadChanges
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
-from millstream.services.model.paths import plain_path
+from millstream.services.model.names import plain_path
 from millstream.services.process.threads import to_end_in_storage_thread
 from millstream.services.repository.disk import storage_errors
 from millstream.services.repository.folder import FolderRepository

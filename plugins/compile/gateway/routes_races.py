@@ -42,8 +42,8 @@ from millstream.services.model.samples import read_samples, stored
 from millstream.services.placement.pools import pools_text, unknown_pool
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.threads import in_storage_thread
+from millstream.services.repository.documents import content_digest
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State, WorkerRecord
 
 router = APIRouter(prefix="/admin/v1")

@@ -31,9 +31,8 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.agreement import Array
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.disk import FileLock, fsync, storage_errors
+from millstream.services.repository.documents import VersionDocument, VersionDocuments, content_digest
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.verdicts import content_digest
-from millstream.services.repository.version_documents import VersionDocument, VersionDocuments
 from millstream.services.wire.records import WorkerRecord
 
 PAST_MAX = 8  # earlier verdicts that a job remembers

@@ -29,8 +29,8 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.model.version_files import describe_file
 from millstream.services.repository.disk import read_file, replace_file, storage_errors
+from millstream.services.repository.documents import content_digest
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.verdicts import content_digest
 
 log = logging.getLogger("millstream.races")
 

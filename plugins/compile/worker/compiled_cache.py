@@ -28,7 +28,7 @@ from millstream.services.device import find_device
 from millstream.services.model.manifest import SourceFile
 from millstream.services.model.version_files import describe_file
 from millstream.services.repository.disk import fsync_tree
-from millstream.services.repository.verdicts import content_digest
+from millstream.services.repository.documents import content_digest
 
 DOCUMENT = "compiled.json"
 DOCUMENT_BYTES_MAX = 1 << 20

@@ -31,8 +31,8 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.disk import FileLock
+from millstream.services.repository.documents import content_digest
 from millstream.services.repository.footprints import file_bytes
-from millstream.services.repository.verdicts import content_digest
 from millstream.services.sizes import sizes
 from millstream.services.wire.records import State
 from millstream.workers.models.loaded_models import LoadedModel

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from millstream.services.errors import invalid
-from millstream.services.model.flatbuffer import CutShort, Foreign, Table
+from millstream.services.model.flatbuffer import CutShort, NoTable, Table
 
 FORMAT = "jax-export"
 PLATFORM = "cpu"
@@ -54,7 +54,7 @@ def is_export_file(path: Path) -> bool:
     """Return whether the file holds a serialized function, complete or cut short. Raises OSError."""
     try:
         _read(path)
-    except Foreign:
+    except NoTable:
         return False
     except CutShort:
         return True
@@ -68,7 +68,7 @@ def read_header(path: Path) -> Header:
     """
     try:
         header = _read(path)
-    except Foreign:
+    except NoTable:
         raise invalid("this is no function that jax.export serialized") from None
     except CutShort:
         raise invalid("the exported function was cut short: copy or download it again") from None
@@ -91,7 +91,7 @@ def _read(path: Path) -> Header:
     with path.open("rb") as file:
         head = file.read(8)
         if len(head) < 8:
-            raise Foreign
+            raise NoTable
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
             return _header(Table(view))
 
@@ -99,10 +99,10 @@ def _read(path: Path) -> Header:
 def _header(root: Table) -> Header:
     version = root.number(_VERSION, "<H")
     if version not in _VERSIONS or not root.has(_NAME, _IN_TREE, _PLATFORMS, _PROGRAM):
-        raise Foreign
+        raise NoTable
     program, size = root.vector(_PROGRAM)
     if not size or root.bytes(program, len(_BYTECODE)) != _BYTECODE:
-        raise Foreign
+        raise NoTable
     root.check_end(program + size)
     return Header(
         root.text(_NAME),

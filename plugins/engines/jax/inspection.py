@@ -1,6 +1,6 @@
 """Inspects a function that jax.export serialized: first what its file says, without JAX, then trial runs.
 
-header ─> refuse what may not run ─> inputs and outputs ─> trials (ingest.trial_program)
+header ─> refuse what may not run ─> inputs and outputs ─> trials (ingest.inspection)
 
 Imported by the checker process only. It needs JAX where the gateway runs, as programs of PyTorch need PyTorch.
 """
@@ -13,9 +13,10 @@ from pathlib import Path
 from millstream.plugins.engines.jax.document import FORMAT, read_header
 from millstream.plugins.engines.jax.jax_program import JaxProgram, Library, load_library
 from millstream.services.errors import invalid
+from millstream.services.ingest.inspection import inspect_program
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.report import CheckedModel, CheckTask
-from millstream.services.ingest.trial_program import TrialProgram, inspect_program
+from millstream.services.ingest.trial_session import TrialProgram
 
 
 def inspect(task: CheckTask, path: Path) -> CheckedModel:

@@ -1,6 +1,6 @@
 """Inspects a model in OpenVINO's own format (model.xml, model.bin), to which importers convert what ONNX cannot say.
 
-read ─> inputs and outputs ─> trials (ingest.trial_program)
+read ─> inputs and outputs ─> trials (ingest.inspection)
 
 Imported by the checker process only; OpenVINO must be installed where the gateway runs.
 """
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from millstream.services.errors import invalid
+from millstream.services.ingest.inspection import inspect_program
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.report import CheckedModel, CheckTask
-from millstream.services.ingest.trial_program import TrialProgram, inspect_program
-from millstream.services.ingest.trial_session import Array
+from millstream.services.ingest.trial_session import Array, TrialProgram
 from millstream.services.model.datatypes import NUMPY
 
 FORMAT = "openvino"

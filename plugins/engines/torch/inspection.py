@@ -1,6 +1,6 @@
 """Inspects a program of torch.export (.pt2): first what its file says, without PyTorch, then trial runs.
 
-read, refuse what its load could execute ─> inputs and outputs ─> trials (ingest.trial_program)
+read, refuse what its load could execute ─> inputs and outputs ─> trials (ingest.inspection)
 
 Imported by the processes that check and import alone. It needs PyTorch where the gateway runs: a check in a worker's
 environment would have to be sent there and back, for a package that takes 900 MB on the disk. Decided so; a gateway
@@ -17,11 +17,11 @@ from typing import Any
 from millstream.plugins.engines.torch.document import FORMAT, Program, read_program
 from millstream.plugins.engines.torch.torch_program import TorchProgram
 from millstream.services.errors import Failure, invalid
+from millstream.services.ingest.inspection import inspect_program
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.onnx_checks import MESSAGE_CHARACTERS_MAX
 from millstream.services.ingest.report import CheckedModel, CheckTask
-from millstream.services.ingest.trial_program import TrialProgram, inspect_program
-from millstream.services.ingest.trial_session import Array
+from millstream.services.ingest.trial_session import Array, TrialProgram
 from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.onnxruntime_values import library_message
 

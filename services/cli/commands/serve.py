@@ -116,8 +116,7 @@ def discover(folder: Path, name: str) -> tuple[str | None, str | None]:
 
     Raises Failure(INVALID) for a folder that is neither a model nor a repository, and for several models.
     """
-    from millstream.services.ingest.layout import NoModel, files_of, is_repository, recognise
-    from millstream.services.ingest.onnx_folder import entries
+    from millstream.services.ingest.layout import NoModel, entries, files_of, is_repository, recognise
 
     if not folder.is_dir() or not (found := entries(folder)):
         return None, None

@@ -12,7 +12,7 @@ from typing import Any
 from millstream.plugins.compat.triton.config.config import NUMBERS, from_document
 from millstream.services.model.formats import platform_of
 from millstream.services.model.manifest import Manifest
-from millstream.services.model.paths import FILE
+from millstream.services.model.names import FILE
 from millstream.services.model.signature import TensorSpec
 
 _GPU, _CPU = 1, 2

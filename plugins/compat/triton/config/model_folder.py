@@ -17,8 +17,7 @@ from millstream.plugins.compat.triton.config.unsupported_fields import REASONS_M
 from millstream.services.errors import Code, Failure, Subject, invalid
 from millstream.services.model.formats import formats
 from millstream.services.model.manifest import ModelConfig
-from millstream.services.model.names import VERSION_MAX
-from millstream.services.model.paths import FILE, is_version, plain_path
+from millstream.services.model.names import FILE, VERSION_MAX, is_version, plain_path
 from millstream.services.model.version_files import open_regular
 
 CONFIG = "config.pbtxt"

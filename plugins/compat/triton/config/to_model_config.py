@@ -13,7 +13,7 @@ from millstream.plugins.compat.triton.config.to_warmup import to_warmups
 from millstream.plugins.compat.triton.config.unsupported_fields import ignored_field_notes
 from millstream.services.errors import invalid
 from millstream.services.model.manifest import LEVELS_MAX, ROWS_MAX_DEFAULT, SIZES_MAX, ModelConfig, QueuePolicy
-from millstream.services.model.paths import plain_path
+from millstream.services.model.names import plain_path
 from millstream.services.model.signature import Signature
 
 DELAY_MS_MAX = 10_000

@@ -8,7 +8,7 @@ from typing import Any
 from millstream.plugins.compat.triton.config.config import datatype_of, type_name
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.manifest import WARMUPS_MAX, Warmup, WarmupInput
-from millstream.services.model.paths import WARMUP, plain_path
+from millstream.services.model.names import WARMUP, plain_path
 from millstream.services.model.signature import Signature, TensorSpec
 
 COUNT_MAX = 1000

@@ -20,8 +20,8 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.version_files import describe_file
 from millstream.services.placement.views import Footprint
+from millstream.services.repository.documents import content_digest
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Stop

@@ -26,10 +26,9 @@ from millstream.plugins.compile.stored.job import (
 from millstream.plugins.compile.stored.selection import Form, Selection, Selections
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest, SourceFile
-from millstream.services.repository import version_documents
+from millstream.services.repository.documents import content_digest
 from millstream.services.repository.endpoint_changes import changed as changed_settings
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.verdicts import content_digest
 from tests.kit.versions import publish
 
 KIND, DEVICE = "onnxruntime.cpu", "cpu-0123456789abcdef"
@@ -218,7 +217,7 @@ def test_a_race_that_begins_anew_remembers_how_earlier_ones_ended(repository: Fo
 
 
 def test_races_are_bounded(repository: FolderRepository, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(version_documents, "DOCUMENTS_MAX", 3)
+    monkeypatch.setattr("millstream.services.repository.documents.DOCUMENTS_MAX", 3)
     for number in range(1, 6):
         one = race(publish(repository, "m", number))
         stored(jobs, one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from millstream.plugins.compile.race.samples import draw, rows_of, split, write_samples
 from millstream.services.errors import Failure
 from millstream.services.model import samples
-from millstream.services.model.samples import check_inputs, read_inputs, read_samples
+from millstream.services.model.samples import Samples, read_inputs, read_samples, stored
 from tests.kit.races import signature
 
 BOTH = signature([("x", "FP32", (-1, 3)), ("ids", "INT64", (-1, -1))], [("y", "FP32", (-1, 2))])
@@ -170,7 +171,9 @@ def test_drawn_samples_fit_the_signature_and_are_equal_for_equal_seeds() -> None
         [("y", "FP32", (-1,))],
     )
     drawn = draw(odd, 50, seed=1, size=7, integers_max=1000)
-    checked = check_inputs(drawn, odd)
+    file = io.BytesIO()
+    np.savez(file, **stored(Samples(drawn, {})))  # type: ignore[arg-type]
+    checked = read_inputs(file, odd)
     assert checked["input_ids"].shape == (50, 7)
     assert 100 < checked["input_ids"].max() < 1000
     assert (checked["attention_mask"] == 1).all()

@@ -32,8 +32,7 @@ from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
 from millstream.services.errors import Code, Failure
-from millstream.services.ingest.import_samples import read_sample
-from millstream.services.ingest.importers import ImportOptions
+from millstream.services.ingest.importers import ImportOptions, read_sample
 from millstream.services.ingest.upload import ModelUpload
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.repository.folder import FolderRepository

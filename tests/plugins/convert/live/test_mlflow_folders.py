@@ -119,7 +119,7 @@ def test_null_is_refused_in_columns_of_integers_and_nan_in_others(stack: Stack, 
 
 BAD: dict[str, tuple[Mapping[str, Any], Mapping[str, bytes], list[str], str]] = {
     "no file": (SKLEARN, {}, COLUMNS, "has no 'model.pkl'"),
-    "a file outside": ({"sklearn": {"pickled_model": "../../etc/passwd"}}, {}, COLUMNS, "outside of it"),
+    "a file outside": ({"sklearn": {"pickled_model": "../../etc/passwd"}}, {}, COLUMNS, "leads out of the folder"),
     "no flavour": ({"prophet": {"data": "x"}}, {}, COLUMNS, "the flavours prophet, python_function"),
     "other columns": (
         SKLEARN,

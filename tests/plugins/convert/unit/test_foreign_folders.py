@@ -11,8 +11,8 @@ import pytest
 
 from millstream.plugins.convert.keras import KerasImporter, check_config
 from millstream.plugins.convert.mlserver import MLServerImporter
+from millstream.plugins.convert.tensorflow import VersionedFolderImporter
 from millstream.plugins.convert.torchserve import TorchServeImporter
-from millstream.plugins.convert.versioned_folder import VersionedFolderImporter
 from millstream.services.errors import Failure
 from millstream.services.ingest.importers import ImportOptions, Source, read_inputs
 
@@ -34,7 +34,7 @@ def mar(folder: Path, manifest: Any, **members: bytes) -> Source:
 @pytest.mark.parametrize(
     ("manifest", "members", "said"),
     [
-        ("{", {}, "cannot be read"),
+        ("{", {}, "is not JSON"),
         ({"model": []}, {}, "cannot be read"),
         ({"model": {"handler": "h.py"}}, {}, "no serializedFile"),
         ({"model": {"serializedFile": "m.pt"}}, {}, "does not have"),

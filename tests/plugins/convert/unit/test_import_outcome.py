@@ -9,7 +9,7 @@ import pytest
 
 from millstream.plugins.convert.conversion import _outcome
 from millstream.plugins.convert.import_process import ImportTask, _of_import
-from millstream.plugins.convert.scikit_learn import PickleImporter
+from millstream.plugins.convert.pickles import PickleImporter
 from millstream.services.errors import Code, Failure
 from millstream.services.ingest.importers import IMPORTED, ImportOptions
 from millstream.services.sandbox.child import Ended

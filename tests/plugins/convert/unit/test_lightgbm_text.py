@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from millstream.plugins.convert.lightgbm_text import END, text_fault
+from millstream.plugins.convert.boosted_trees import END, text_fault
 
 SPLITS = {
     "num_leaves": "3",

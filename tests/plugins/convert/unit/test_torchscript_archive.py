@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.plugins.convert.torchscript_archive import check_script, is_script_file
+from millstream.plugins.convert.torchscript import check_script, is_script_file
 from millstream.services.errors import Failure
 
 PLAIN = pickle.dumps((), 2)
