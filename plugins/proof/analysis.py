@@ -17,10 +17,9 @@ from millstream.plugins.proof import control, row_numbers
 from millstream.plugins.proof.expression import ONE, ROWS, Symbols, TooLarge, number
 from millstream.plugins.proof.folding import fold
 from millstream.plugins.proof.node import Call
-from millstream.plugins.proof.rules import RULES
+from millstream.plugins.proof.rules import RANDOM, RULES
 from millstream.plugins.proof.rules.elementwise import BROADCASTING, broadcast_dims
 from millstream.plugins.proof.rules.machine_learning import Texts
-from millstream.plugins.proof.rules.row_mixing import RANDOM
 from millstream.plugins.proof.value import (
     CONTENT_ELEMENTS_MAX,
     AnyValue,

@@ -143,3 +143,12 @@ class Rule(NamedTuple):
 
 
 Rules = dict[str, Rule]
+
+
+def always_dependent(reason: str) -> Callable[[Call], list[Value]]:
+    """Return a rule that always ends the proof with `reason`."""
+
+    def apply(_call: Call) -> list[Value]:
+        raise Dependent(reason)
+
+    return apply

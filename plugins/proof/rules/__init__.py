@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from millstream.plugins.proof.node import Rules
+from millstream.plugins.proof.node import Rule, Rules, always_dependent
 from millstream.plugins.proof.rules import (
-    attention,
     convolution,
     elementwise,
     layout,
@@ -13,11 +12,32 @@ from millstream.plugins.proof.rules import (
     microsoft,
     normalization,
     quantization,
-    recurrent,
     reduction,
-    row_mixing,
     selection,
+    sequences,
 )
+
+RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+
+#: Operators that always mix rows, and the reason for each, which is more helpful than "not known".
+_REASONS = {
+    "Compress": "the size of its output depends on the data of all rows",
+    "DynamicQuantizeLinear": "its scale is taken over all rows",
+    "EyeLike": "its output depends on the position of a row in the batch",
+    "MaxRoiPool": "its regions refer to positions in the whole batch",
+    "MaxUnpool": "its indices are positions in the whole batch",
+    "NonMaxSuppression": "the size of its output depends on the data of all rows",
+    "NonZero": "the size of its output depends on the data of all rows",
+    "RoiAlign": "its regions refer to positions in the whole batch",
+    "StringSplit": "the size of its output depends on the data of all rows",
+    "Unique": "it compares all rows with each other",
+}
+_ROW_MIXING: Rules = {
+    **{op: Rule(always_dependent(reason)) for op, reason in _REASONS.items()},
+    **{op: Rule(always_dependent("its output is random")) for op in RANDOM},
+}
 
 #: domain -> operator -> rule; operators of other domains are unknown
 RULES: dict[str, Rules] = {
@@ -29,11 +49,10 @@ RULES: dict[str, Rules] = {
         **reduction.RULES,
         **layout.RULES,
         **selection.RULES,
-        **recurrent.RULES,
-        **attention.RULES,
+        **sequences.RULES,
         **quantization.RULES,
         **machine_learning.TEXT_RULES,
-        **row_mixing.RULES,
+        **_ROW_MIXING,
     },
     "ai.onnx.ml": machine_learning.RULES,
     "com.microsoft": microsoft.RULES,

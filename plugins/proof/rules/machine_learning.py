@@ -10,10 +10,9 @@ from typing import NamedTuple
 import onnx
 
 from millstream.plugins.proof.expression import ONE, Expression, Symbols, number, product
-from millstream.plugins.proof.node import Call, Rule, Rules, dims_of
+from millstream.plugins.proof.node import Call, Rule, Rules, always_dependent, dims_of
 from millstream.plugins.proof.rules.elementwise import unary
 from millstream.plugins.proof.rules.normalization import same
-from millstream.plugins.proof.rules.row_mixing import always_dependent
 from millstream.plugins.proof.value import Dependent, Rows, Value, free, rowed
 
 

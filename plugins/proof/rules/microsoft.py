@@ -9,14 +9,13 @@ from collections.abc import Hashable
 
 from millstream.plugins.proof.alignment import combine, elementwise
 from millstream.plugins.proof.expression import ONE
-from millstream.plugins.proof.node import Call, Rule, Rules, dims_of, unknown_dims
-from millstream.plugins.proof.rules.attention import batch_rows, check_batched, check_broadcast, check_shared
+from millstream.plugins.proof.node import Call, Rule, Rules, always_dependent, dims_of, unknown_dims
 from millstream.plugins.proof.rules.convolution import batch, convolution, global_pool, pool
 from millstream.plugins.proof.rules.elementwise import unary
 from millstream.plugins.proof.rules.matrix import gemm
 from millstream.plugins.proof.rules.normalization import check_axis, same
 from millstream.plugins.proof.rules.quantization import check_single, linear, linear_binary, linear_unary
-from millstream.plugins.proof.rules.row_mixing import always_dependent
+from millstream.plugins.proof.rules.sequences import batch_rows, check_batched, check_broadcast, check_shared
 from millstream.plugins.proof.value import Dependent, Rows, Value, rowed
 
 _CACHE_INDIRECTION = 9
