@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections import Counter, defaultdict
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,9 @@ settings.load_profile("untimed")
 
 pytest_plugins = ("tests.kit.fixtures",)
 
+# A tree without plug-ins runs the tests of the core alone (tests/integration/test_core_alone.py).
+WITH_PLUGINS = find_spec("millstream.plugins") is not None
+
 PROPERTY = "left out for want of"  # of a test's report: also xdist's workers hand it over
 
 
@@ -51,8 +55,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         remove_leftovers(Path("/dev/shm"))
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the files that import plug-ins where there are none."""
+    imports = collection_path.suffix == ".py" and "\nfrom millstream.plugins" in collection_path.read_text()
+    return True if imports and not WITH_PLUGINS else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what cannot run. An unknown name ends the run: the test would never be left out."""
+    if not WITH_PLUGINS:
+        items[:] = [item for item in items if not item.get_closest_marker("plugins")]
     known: dict[str, bool] = {}
     for item in items:
         names = [name for marker in item.iter_markers("needs") for name in marker.args]

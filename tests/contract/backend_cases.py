@@ -13,7 +13,7 @@ from tritonclient.grpc import InferenceServerClient
 
 from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.workers.backends import get_backend
+from millstream.workers.backends import backends, get_backend
 from millstream.workers.backends.base import Array, Instance
 from tests.kit import models, torch_models
 from tests.kit.stack import Stack
@@ -133,7 +133,7 @@ def _no_server(folder: Path, datatype: str) -> Path:
 
 
 TRITON = Case("triton", _no_server, threads=False)
-CASES = [ONNXRUNTIME, OPENVINO, SIMULATED, TORCH, TRITON]
+CASES = [case for case in (ONNXRUNTIME, OPENVINO, SIMULATED, TORCH, TRITON) if case.name in backends()]
 
 
 def remote_model(folder: Path, url: str, model: str, **others: object) -> Path:

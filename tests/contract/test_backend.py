@@ -286,17 +286,20 @@ print(*counts)
 """
 
 
+@pytest.mark.plugins
 def test_every_backend_names_its_formats() -> None:
     assert {name: get_backend(name).name for name in backends()} == {name: name for name in backends()}
     compiled_alone = {"tvm"}  # no version has its format
     assert {name for name in backends() if not get_backend(name).formats} == compiled_alone
 
 
+@pytest.mark.plugins
 def test_every_backend_is_tested() -> None:
     in_frameworks = {"iree", "jax", "tvm"}  # tests/frameworks: test_backends_of_jax.py, test_tvm.py
     assert {case.name for case in CASES} | in_frameworks == set(backends())
 
 
+@pytest.mark.plugins
 def test_an_unknown_backend_is_named() -> None:
     with pytest.raises(
         Failure, match="unknown backend 'caffe'; known: iree, jax, onnxruntime, openvino, simulated, torch, triton, tvm"

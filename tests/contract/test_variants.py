@@ -132,6 +132,7 @@ def test_variants_go_with_their_version(repository: FolderRepository) -> None:
         pass
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_compiled_version_is_loaded_and_answers_the_same(repository: FolderRepository, backend: str) -> None:
     of, library = manifest(repository), get_backend(backend)
@@ -150,6 +151,7 @@ def test_a_compiled_version_is_loaded_and_answers_the_same(repository: FolderRep
     assert (report.refused, report.runtime, report.seconds > 0) == ("", target.runtime, True)
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_variant_that_cannot_be_loaded_is_deleted_and_the_version_serves(
     repository: FolderRepository, backend: str

@@ -46,6 +46,7 @@ print(refused)
 """
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_an_import_that_found_no_memory_is_tried_again(backend: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -35,7 +35,6 @@ from millstream.gateway.scheduling.caller import caller_of
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.texts.tokenizers import Tokenizers
-from millstream.plugins.compat.triton.gateway import Triton
 from millstream.services.access.access_keys import AccessKeys
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.allowed_hosts import AllowedHosts
@@ -203,7 +202,7 @@ class Application:
                 uploading=lambda *_: nullcontext(),
             )
         )
-        self.control = next(part for part in parts if isinstance(part, Triton)).loader
+        self.parts = parts
         self.app: FastAPI = build_app(
             Deps(
                 settings=self.settings,

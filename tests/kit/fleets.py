@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from millstream.plugins.fleet.planned import ServedVersion
 from millstream.services.placement.usage import NO_USAGE, Usage
 from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView
 
@@ -20,7 +19,7 @@ NOW = 100_000.0
 IDS = [f"m{number}:1:x" for number in range(12)]
 
 seconds = st.floats(0, 1e6, allow_nan=False)
-_randoms = st.integers(0, 2**32).map(random.Random)
+randoms = st.integers(0, 2**32).map(random.Random)
 
 
 def usages(gaps_max: int = 12) -> st.SearchStrategy[Usage]:
@@ -34,11 +33,11 @@ def usage_of(gaps_s) -> Usage:
     return usage
 
 
-def _maybe(draw: random.Random, share: float) -> bool:
+def chance(draw: random.Random, share: float) -> bool:
     return draw.random() < share
 
 
-def _footprint(draw: random.Random) -> Footprint:
+def drawn_footprint(draw: random.Random) -> Footprint:
     return Footprint(
         resident_bytes=draw.choice([1, draw.randint(1, 30), draw.randint(1, 120)]),
         peak_bytes=draw.choice([0, 0, draw.randint(0, 30), draw.randint(0, 200)]),
@@ -48,9 +47,9 @@ def _footprint(draw: random.Random) -> Footprint:
     )
 
 
-def _usage(draw: random.Random) -> Usage:
+def drawn_usage(draw: random.Random) -> Usage:
     mean_s = 10 ** draw.uniform(0, 4.5)
-    if _maybe(draw, 0.3):
+    if chance(draw, 0.3):
         return usage_of([mean_s] * draw.randint(0, 12))
     return usage_of([draw.expovariate(1 / mean_s) for _ in range(draw.randint(0, 8))])
 
@@ -58,12 +57,12 @@ def _usage(draw: random.Random) -> Usage:
 def _instance(draw: random.Random, content_id: str) -> PlacedInstance:
     return PlacedInstance(
         content_id,
-        _footprint(draw),
-        loaded_at=math.inf if _maybe(draw, 0.1) else NOW - draw.choice([draw.uniform(0, 20), draw.uniform(0, 5000)]),
+        drawn_footprint(draw),
+        loaded_at=math.inf if chance(draw, 0.1) else NOW - draw.choice([draw.uniform(0, 20), draw.uniform(0, 5000)]),
         last_used=NOW - draw.choice([draw.uniform(0, 20), draw.uniform(0, 9000)]),
-        in_use=_maybe(draw, 0.2),
-        pinned=_maybe(draw, 0.1),
-        usage=_usage(draw),
+        in_use=chance(draw, 0.2),
+        pinned=chance(draw, 0.1),
+        usage=drawn_usage(draw),
     )
 
 
@@ -72,11 +71,11 @@ def _worker(draw: random.Random, name: str, pool: str) -> WorkerView:
     held = {one: _instance(draw, one) for one in draw.sample(IDS, draw.randint(0, 8))}
     used = [draw.randint(0, 20) + bytes_ for bytes_ in accounted(held.values())]
     budget, device_budget = (one + draw.choice([0, draw.randint(0, 200)]) for one in used)
-    if _maybe(draw, 0.1):
+    if chance(draw, 0.1):
         budget = 0
-    if _maybe(draw, 0.6):
+    if chance(draw, 0.6):
         device_budget = 0
-    return WorkerView(name, pool, budget, used[0], _maybe(draw, 0.15), held, device_budget, used[1])
+    return WorkerView(name, pool, budget, used[0], chance(draw, 0.15), held, device_budget, used[1])
 
 
 def accounted(held: Collection[PlacedInstance]) -> tuple[int, int]:
@@ -104,44 +103,11 @@ def counted(worker: WorkerView, held: Mapping[str, PlacedInstance]) -> WorkerVie
     )
 
 
-def _fleet(draw: random.Random) -> list[WorkerView]:
+def drawn_fleet(draw: random.Random) -> list[WorkerView]:
     pools = [draw.choice(["cpu", "cpu", "gpu"]) for _ in range(draw.randint(1, 5))]
     return [_worker(draw, f"{pool}-{number}-1", pool) for number, pool in enumerate(pools)]
 
 
-def _version(draw: random.Random, content_id: str, fleet: list[WorkerView]) -> ServedVersion:
-    """Return a version with the footprint and the usage that its instances show."""
-    shown = [(worker, worker.instances[content_id]) for worker in fleet if content_id in worker.instances]
-    smallest = draw.choice([0, 0, 0, 1, 2, 3])
-    idle_s = draw.choice([0.0, 0.0, 300.0])
-    return ServedVersion(
-        content_id,
-        draw.choice([("cpu",), ("gpu", "cpu"), ("cpu", "gpu")]),
-        {pool: _footprint(draw) for pool in ("cpu", "gpu")} | {worker.pool: one.footprint for worker, one in shown},
-        instances_min=smallest,
-        instances_max=draw.choice([0, max(1, smallest), smallest + 1]),
-        idle_s=idle_s,
-        pin=not idle_s and _maybe(draw, 0.1),
-        calls_per_s=draw.choice([0.0, 0.01, 1.0, 5.0, 20.0]),
-        run_s=draw.choice([0.0, 0.02, 0.1]),
-        usage=shown[0][1].usage if shown else _usage(draw),
-        last_used=max([one.last_used for _, one in shown], default=draw.choice([0.0, NOW - draw.uniform(0, 5000)])),
-    )
-
-
-def _situation(draw: random.Random) -> tuple[list[WorkerView], list[ServedVersion]]:
-    fleet = _fleet(draw)
-    versions = [_version(draw, content_id, fleet) for content_id in IDS]
-    pinned = {version.content_id for version in versions if version.pin}
-    return [_with_pins(worker, pinned) for worker in fleet], versions
-
-
-def _with_pins(worker: WorkerView, pinned: set[str]) -> WorkerView:
-    held = {one: replace(instance, pinned=one in pinned) for one, instance in worker.instances.items()}
-    return replace(worker, instances=held)
-
-
-footprints = _randoms.map(_footprint)
-workers = _randoms.map(lambda draw: _worker(draw, "cpu-1-1", "cpu"))
-fleets = _randoms.map(_fleet)
-situations = _randoms.map(_situation)
+footprints = randoms.map(drawn_footprint)
+workers = randoms.map(lambda draw: _worker(draw, "cpu-1-1", "cpu"))
+fleets = randoms.map(drawn_fleet)

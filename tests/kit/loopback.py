@@ -25,7 +25,6 @@ from millstream.gateway.scheduling.request import Admission
 from millstream.gateway.scheduling.router import Router
 from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.v2.service import InferService, v2_codec
-from millstream.plugins.compat.triton.shared_memory import ClientMemory
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import ModelConfig
@@ -124,10 +123,9 @@ class Loopback:
         )
         self.link = LoopbackLink(self.producer)
         self.producer._links["cpu"] = self.link
-        memory = ClientMemory(home, "loopback", allowed=False)
         self.reply_budget = ReplyBudget(self.settings.reply_unread_bytes_max)
         folder_of, bytes_max = self.repository.local_path, self.settings.request_bytes_max
-        codec_of = partial(v2_codec, folder_of, memory, self.reply_budget, bytes_max)
+        codec_of = partial(v2_codec, folder_of, None, self.reply_budget, bytes_max)
         demands = Demands(lambda: Snapshot({}, ()), self.producer.lanes, lambda *_: Footprint(0), ScaleView())
         quarantine = Quarantine(
             tally.gauge(catalogue.REQUESTS_QUARANTINED),

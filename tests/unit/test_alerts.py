@@ -71,6 +71,7 @@ def commands_of_the_page() -> set[str]:
     return {command.strip() for command in [*spans, *blocks]}
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("command", sorted(commands_of_the_page()))
 def test_commands_and_options_of_the_page_exist(command: str) -> None:
     known: Any = typer.main.get_command(full_app())

@@ -25,6 +25,8 @@ from millstream.services.ingest.report import CheckedModel, CheckTask
 from millstream.services.model.manifest import Batching
 from tests.kit import models
 
+pytestmark = pytest.mark.plugins
+
 node = helper.make_node
 
 

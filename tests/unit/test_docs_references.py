@@ -9,6 +9,8 @@ import pytest
 
 from millstream.services.queue.remote_listener import PORTS_TRIED
 
+pytestmark = pytest.mark.plugins
+
 ROOT = Path(__file__).parents[2]
 _GLOBS = ("*.md", "docs/*.md", "deploy/*.md", "deploy/*/*.md", "examples/*/*.md")
 PAGES = [path for glob in _GLOBS for path in sorted(ROOT.glob(glob)) if path.name != "CHANGELOG.md"]

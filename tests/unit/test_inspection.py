@@ -20,6 +20,8 @@ from millstream.services.ingest.report import CheckedModel, CheckTask
 from millstream.services.model.manifest import Batching
 from tests.kit import models
 
+pytestmark = pytest.mark.plugins
+
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 Dims = Sequence[int | str | None] | None
 

@@ -57,6 +57,7 @@ def sent(path: Path, **config: Any) -> list[str]:
         return archive.getnames()
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
@@ -87,6 +88,7 @@ def test_what_belongs_to_the_model_is_sent_and_nothing_else(
     assert sent(tmp_path) == (expected.split() if isinstance(expected, str) else expected)
 
 
+@pytest.mark.plugins
 def test_of_a_folder_of_mlflow_what_its_document_names_is_sent(tmp_path: Path) -> None:
     put(tmp_path, "model.pkl", "data/model.keras", "components/tokenizer/tokenizer.json", "train.csv", "../out.bin")
     (tmp_path / "MLmodel").write_text(

@@ -17,6 +17,8 @@ from millstream.services.errors import Failure
 from millstream.services.ingest.inspection import inspect
 from millstream.services.ingest.report import CheckedModel, CheckTask
 
+pytestmark = pytest.mark.plugins
+
 X = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3])
 Y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3])
 ROWS = np.array([[1, 2, 3], [-4, 0.5, 6]], np.float32)

@@ -14,6 +14,8 @@ import pytest
 from millstream.services.metrics.catalogue import CATALOGUE, Kind, Metric
 from tests.kit.metrics_reference import LABELS, PAGE, QUERIES, SAGEMAKER, page
 
+pytestmark = pytest.mark.plugins
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("gateway", "workers", "services", "plugins")
 

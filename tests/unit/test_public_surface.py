@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import difflib
 
+import pytest
+
 from tests.kit import public_surface
+
+pytestmark = pytest.mark.plugins
 
 
 def test_the_committed_surface_is_the_current_one() -> None:

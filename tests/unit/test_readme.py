@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from pydantic_core import PydanticUndefined
 
 from millstream.services.cli.app import full_app
 from millstream.services.environment import CLIENT_VARIABLES
 from millstream.services.settings import MIB, SECRET_FILES, settings_class, variables
 from tests.bench import chart
+
+pytestmark = pytest.mark.plugins
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

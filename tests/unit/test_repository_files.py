@@ -10,9 +10,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 from millstream.services.environment import child_environment
+
+pytestmark = pytest.mark.plugins
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

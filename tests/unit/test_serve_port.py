@@ -13,6 +13,8 @@ from millstream.services.errors import Failure
 from millstream.services.settings import Settings
 from tests.kit import models
 
+pytestmark = pytest.mark.plugins
+
 serve = sys.modules["millstream.services.cli.commands.serve"]
 VARIABLES = ("SAGEMAKER_BIND_TO_PORT", "AIP_HTTP_PORT", "MILLSTREAM_HTTP_PORT", "PORT")
 

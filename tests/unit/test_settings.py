@@ -43,6 +43,7 @@ def test_a_usable_key_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert key.get_secret_value() == "a-long-secret!~"
 
 
+@pytest.mark.plugins
 def test_a_bad_value_is_named_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLSTREAM_HTTP_PORT", "eighty")
     with pytest.raises(Failure, match=r"^MILLSTREAM_HTTP_PORT: .*got 'eighty'$"):

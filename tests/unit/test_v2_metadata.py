@@ -55,6 +55,7 @@ def test_error_body() -> None:
     assert orjson.loads(error_body("é \ud800")) == {"error": "é \\ud800"}
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(("chosen", "listed"), [("all", True), ("-triton", False)])
 def test_the_extensions_of_a_plug_in_are_listed_while_it_is_on(chosen: str, listed: bool) -> None:
     code = "from millstream.gateway.v2.schemas import extensions; print(*extensions())"

@@ -16,7 +16,8 @@ from millstream.plugins.fleet.planning_round import ORDER_LIFE_S, ORDERS_MAX, WO
 from millstream.services.placement.room import make_room
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, WorkerView
 from millstream.services.wire.orders import OrderReason
-from tests.kit.fleets import NOW, accounted, counted, situations, usage_of
+from tests.kit.fleets import NOW, accounted, counted, usage_of
+from tests.plugins.fleet.situations import situations
 
 
 def carried_out(workers, orders, versions, now):

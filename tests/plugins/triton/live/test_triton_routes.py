@@ -13,6 +13,7 @@ import pytest
 
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.plugins.compat.triton.await_ready import ReadyWaiter
+from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.loader import RepositoryLoader
 from millstream.services.repository.endpoint_changes import activate_version
 from millstream.services.wire.records import State
@@ -154,11 +155,15 @@ async def test_a_pool_without_workers(application: Application, client: httpx2.A
     assert (found["n"].state, "has no worker" in found["n"].reason) == ("UNAVAILABLE", True)
 
 
+def loader_of(application: Application) -> RepositoryLoader:
+    return next(part for part in application.parts if isinstance(part, Triton)).loader
+
+
 async def test_a_load_that_nobody_waits_for_leaves_nothing(application: Application) -> None:
-    loading = asyncio.create_task(application.control.load("n", None, {}))
+    loading = asyncio.create_task(loader_of(application).load("n", None, {}))
     while not application.repository.staged.models():
         await asyncio.sleep(0.01)
-    assert ("n", "LOADING") in {(entry.name, entry.state) for entry in application.control.index(ready=False)}
+    assert ("n", "LOADING") in {(entry.name, entry.state) for entry in loader_of(application).index(ready=False)}
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading
@@ -172,7 +177,7 @@ async def test_a_load_that_nobody_waits_for_leaves_nothing(application: Applicat
 async def test_versions_that_a_dead_gateway_staged_are_aborted(application: Application) -> None:
     manifest = application.repository.manifest("m", 1).model_copy(update={"created": 5.0})
     application.repository.staged.stage([manifest])
-    await application.control.start()
+    await loader_of(application).start()
     assert application.repository.staged.models() == []
 
 
