@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferenceServerClient
 
+from millstream.services.extras import backends
 from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.workers.backends import backends, get_backend
+from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Instance
 from tests.kit import models, torch_models
 from tests.kit.stack import Stack
