@@ -6,7 +6,7 @@
 
 A row is beside its route or method, in an Adapter (gateway/http/adapter.py) or in a GrpcService
 (gateway/grpc/methods/service.py). A route without a row is refused; no method is without one.
-tests/unit/access/test_access_table.py walks all of them.
+tests/plugins/several/unit/test_access_table.py walks all of them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -45,3 +48,35 @@ def test_the_core_serves_onnx_without_any_plug_in(tmp_path: Path) -> None:
             tensor.set_data_from_numpy(rows)
             answer = grpc.infer("scale", [tensor], client_timeout=CALL_S_MAX).as_numpy("y")
             np.testing.assert_array_equal(answer, rows * 2)
+
+
+def test_the_tests_of_the_core_pass_without_any_plug_in(tmp_path: Path) -> None:
+    """Those that start no installation, but for the slowest, which plug-ins do not touch."""
+    tree = core_alone(tmp_path / "tree")
+    for name in ("tests", "docs", "deploy"):
+        shutil.copytree(ROOT / name, tree.parent / name, ignore=shutil.ignore_patterns("__pycache__", "plugins"))
+    shutil.copytree(ROOT / "tests/kit/plugins", tree.parent / "tests/kit/plugins")  # a test's own plug-in, of backends
+    left_out = [f"--ignore=tests/{name}" for name in ("property", "unit/test_digits.py", "unit/test_explore.py")]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "tests/unit",
+            "tests/contract",
+            *left_out,
+        ],
+        cwd=tree.parent,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 3000, done.stdout[-300:]

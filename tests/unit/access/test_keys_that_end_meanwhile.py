@@ -11,9 +11,8 @@ import pytest
 
 from millstream.services.ingest.check_process import examine
 from tests.kit import models
-from tests.kit.access_rows import HTTP
+from tests.kit.access_rows import HTTP, url_of
 from tests.kit.application import Application, Exchange
-from tests.unit.access.test_access_table import url_of
 
 pytestmark = pytest.mark.anyio
 

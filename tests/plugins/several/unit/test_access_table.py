@@ -24,7 +24,7 @@ from millstream.gateway.grpc.handlers import MethodTable
 from millstream.gateway.v2 import routes_models as v2
 from millstream.plugins.compat.tfserving.grpc import schema
 from millstream.services.access.scopes import Grants, Need, Row, grants_of
-from tests.kit.access_rows import GRPC, HTTP
+from tests.kit.access_rows import GRPC, HTTP, url_of
 from tests.kit.application import OPERATOR, Application
 
 pytestmark = pytest.mark.anyio
@@ -133,15 +133,6 @@ async def test_every_route_answers_every_scope_over_http(tmp_path: Path) -> None
             allowed = row.need is Need.OPEN or (bool(scope) and _allowed(row, path, scope))
             assert refused is not allowed, (method, url, scope, reply.status_code, reply.text)
     assert not any(key in str(application.audit_text()) for key in keys.values())
-
-
-def url_of(path: str, model: str) -> str:
-    """Return the URL of a route for a model."""
-    for parameter in ("model", "name", "endpoint"):
-        path = path.replace(f"{{{parameter}}}", model)
-    for parameter in ("version", "label", "region", "repository", "key", "pool"):
-        path = path.replace(f"{{{parameter}}}", "1")
-    return path
 
 
 @pytest.mark.parametrize("open_control", [False, True])

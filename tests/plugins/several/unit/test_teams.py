@@ -24,7 +24,7 @@ from tests.kit.access_rows import GRPC, HTTP
 from tests.kit.application import OPERATOR, Application
 from tests.kit.catalog import instance, worker
 from tests.kit.versions import publish
-from tests.unit.access.test_access_table import METHODS, about_model, method_refused, url_of
+from tests.plugins.several.unit.test_access_table import METHODS, about_model, method_refused, url_of
 
 pytestmark = pytest.mark.anyio
 
