@@ -65,6 +65,7 @@ def test_methods_and_statuses_of_callers_make_no_series() -> None:
     assert len(counts._counters) == 2  # of the fast path; the others are not kept
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("method", "path", "labels"),
     [
@@ -89,6 +90,7 @@ async def test_the_application_counts_by_template(
     assert counted(application.registry) == {labels: 1}
 
 
+@pytest.mark.plugins
 async def test_our_own_fault_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> Any:
         raise ZeroDivisionError

@@ -23,6 +23,7 @@ DOCUMENT = openapi.current()
 DIGIT = Path(__file__).parents[2] / "examples" / "digits" / "request.json"
 
 
+@pytest.mark.plugins
 def test_the_committed_document_is_the_current_one() -> None:
     committed = json.loads(openapi.PATH.read_text(encoding="utf-8"))
     found = openapi.differences(committed, DOCUMENT)
@@ -57,6 +58,7 @@ def references(value: Any) -> Iterator[str]:
         yield from references(item)
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -77,6 +79,7 @@ def test_it_is_made_the_same_way_twice() -> None:
     assert json.dumps(api_document("1.0")) == json.dumps(api_document("1.0"))
 
 
+@pytest.mark.plugins
 def test_operation_ids_are_names_of_functions() -> None:
     names = [operation["operationId"] for _, _, operation in operations(DOCUMENT)]
     assert len(names) == len(set(names))
@@ -139,6 +142,7 @@ def test_who_wrote_it_under_which_licence_and_where_it_is() -> None:
     assert DOCUMENT["components"]["securitySchemes"].keys() == {"key"}
 
 
+@pytest.mark.plugins
 def test_rare_sections_are_folded_and_last() -> None:
     tags = DOCUMENT["tags"]
     assert all(tag["description"] for tag in tags)
@@ -160,6 +164,7 @@ def _secured(document: dict[str, Any]) -> set[str]:
     return {path for path, _, operation in operations(document) if operation.get("security")}
 
 
+@pytest.mark.plugins
 @pytest.mark.anyio
 async def test_keys_are_described_as_they_are_in_force(tmp_path: Path) -> None:
     async with Application(tmp_path, sagemaker_multi_model=True).client() as client:
@@ -170,6 +175,7 @@ async def test_keys_are_described_as_they_are_in_force(tmp_path: Path) -> None:
     check(document)
 
 
+@pytest.mark.plugins
 def test_a_difference_names_the_operation_and_shows_its_lines() -> None:
     changed = copy.deepcopy(DOCUMENT)
     changed["paths"]["/metrics"]["get"]["summary"] = "Other words"

@@ -104,10 +104,12 @@ def test_a_plug_in_that_lacks_something_is_off(other: Path, lacks: dict[str, str
     assert "\n  greet " not in millstream(other, "--help")[1]
 
 
+@pytest.mark.plugins
 def test_each_plug_in_of_this_checkout_is_on() -> None:
     assert {"compile", "fleet", "plan", "top"} <= {plugin.name for plugin in plugins()}
 
 
+@pytest.mark.plugins
 def test_a_record_imports_nothing_of_what_it_names() -> None:
     code = """if True:
         import sys
@@ -129,6 +131,7 @@ def process(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.plugins
 def test_a_process_of_a_plugin_is_started_by_its_name() -> None:
     unknown = process("millstream.services.plugin", "nothing")
     assert unknown.returncode == 2
@@ -139,6 +142,7 @@ def test_a_process_of_a_plugin_is_started_by_its_name() -> None:
     assert (shown.returncode, "--life-fd" in shown.stdout) == (0, True)
 
 
+@pytest.mark.plugins
 def test_a_supervisor_of_the_release_before_starts_the_controller_by_its_old_name() -> None:
     old, new = (process(*words, "--help").stdout for words in OLD_AND_NEW)
     assert old == new != ""

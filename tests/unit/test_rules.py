@@ -45,6 +45,7 @@ BREACHES = {
 }
 
 
+@pytest.mark.plugins
 def test_each_contract_notices_a_breach(tmp_path: Path) -> None:
     """All breaches are planted in one copy: each contract is broken by its own."""
     for folder in ("src", "gateway", "services", "workers", "plugins", "client", "examples"):

@@ -15,6 +15,7 @@ KEYS = "/admin/v1/keys"
 NEW = {"name": "team", "scopes": ["infer:a"], "limits": {"requests_per_s": 5, "concurrency": 2}, "expires_in_s": 60}
 
 
+@pytest.mark.plugins
 async def test_an_edit_changes_what_is_given_and_keeps_the_secret(tmp_path: Path) -> None:
     async with Application(tmp_path).client() as client:
         made = (await client.post(KEYS, json=NEW)).json()
