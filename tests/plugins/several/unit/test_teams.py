@@ -20,11 +20,11 @@ from tritonclient.grpc import service_pb2 as pb
 from millstream.services.access.scopes import Need
 from millstream.services.repository.endpoint_changes import activate_version
 from tests.kit import models
-from tests.kit.access_rows import GRPC, HTTP
+from tests.kit.access_rows import GRPC, HTTP, url_of
 from tests.kit.application import OPERATOR, Application
 from tests.kit.catalog import instance, worker
 from tests.kit.versions import publish
-from tests.plugins.several.unit.test_access_table import METHODS, about_model, method_refused, url_of
+from tests.plugins.several.unit.test_access_table import METHODS, about_model, method_refused
 
 pytestmark = pytest.mark.anyio
 
