@@ -296,7 +296,7 @@ class Catalog:
     async def _poll(self) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
+                async with asyncio.timeout(POLL_S - time.monotonic() % POLL_S):
                     await self._wake.wait()
             self._wake.clear()
             began = time.monotonic()

@@ -31,6 +31,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.placement.line import ready_in_s
 from millstream.services.placement.views import Footprint, Refusal
 from millstream.services.process.cancellation import cancel_all
+from millstream.services.process.waits import next_tick
 from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State, WorkerRecord
@@ -383,7 +384,7 @@ class Demands:
 
     async def _repeat(self) -> None:
         while True:
-            await asyncio.sleep(REPEAT_S)
+            await next_tick(REPEAT_S)
             try:
                 self.repeat()
             except Exception:

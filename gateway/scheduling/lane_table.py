@@ -132,9 +132,10 @@ class Expirer:
             if not (lanes.pending or lanes.timed):
                 lanes.busy.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(IDLE_S):
+                    async with asyncio.timeout(IDLE_S - time.monotonic() % IDLE_S):
                         await lanes.busy.wait()
-            await asyncio.sleep(TICK_S)
+            if lanes.busy.is_set():
+                await asyncio.sleep(TICK_S)
             try:
                 self._tick(time.monotonic())
             except Exception:

@@ -25,6 +25,7 @@ from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.datatypes import BYTES, ITEM_BYTES
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
+from millstream.services.process.waits import next_tick
 
 log = logging.getLogger("millstream.readiness")
 
@@ -184,12 +185,12 @@ class ReadinessProbe:
                 self._shown.set(self.ready())
             except Exception:
                 log.exception("the readiness of models could not be checked")
-            pause_s = EVERY_S / max(1, len(due))
+            pause_s = EVERY_S / len(due) if len(due) > 1 else 0.0
             # One after the other: a call does not wait for all probes of a round.
             for lane in due or (None,):
                 if lane is not None and lane.ready and not lane.circuit.open_until:
                     self._send(lane)
-                await asyncio.sleep(pause_s)
+                await (asyncio.sleep(pause_s) if pause_s else next_tick(EVERY_S))
                 if self._lanes() is not lanes:
                     break
 

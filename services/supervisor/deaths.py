@@ -27,7 +27,7 @@ from millstream.services.supervisor.child import Child
 
 log = logging.getLogger("millstream.supervisor")
 
-LOOK_S = 2.0  # between two looks
+LOOK_S = 5.0  # between two looks
 _PR_SET_CHILD_SUBREAPER = 36
 _TASKS = Path("/proc/self/task")
 

@@ -42,6 +42,7 @@ from millstream.workers.parts import WorkerParts
 log = logging.getLogger("millstream.races")
 
 CHECK_S = 0.5  # interval at which the jobs are looked at
+IDLE_S = 2.0  # the same while there is none
 RETRY_S = 15.0  # pause before a race that found no memory, or failed for a passing reason, is tried again
 DIED_RETRY_S = 2.0  # pause after the process of a race died
 PROGRESS_S = 0.5  # between two stored events of a race
@@ -154,6 +155,7 @@ class JobRunner:
         said = ""  # the failure that the log names: a repository that cannot be read or written fails at each look
         sweep_samples(self._worker.repository)
         while not self._stopping.is_set():
+            jobs: Sequence[Job] = ()
             try:
                 jobs = self._queue.all()
                 self._check_running(jobs)
@@ -167,7 +169,7 @@ class JobRunner:
                     log.warning("%s", failure.message)
             except Exception:
                 log.exception("following races failed; trying again")
-            self._stopping.wait(CHECK_S)
+            self._stopping.wait(CHECK_S if jobs else IDLE_S)
 
     def _check_running(self, jobs: Sequence[Job]) -> None:
         """Stop the race in progress if it was cancelled, or its version was deleted or replaced."""

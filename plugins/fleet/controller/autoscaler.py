@@ -26,7 +26,7 @@ from millstream.services.queue.cluster_state import ClusterState
 log = logging.getLogger("millstream.controller.autoscaler")
 
 EVERY_S = 1.0  # between two decisions
-STEADY_S = 4.0  # the same while no pool may change its size: decisions tell what runs, and stay fresh
+STEADY_S = 6.0  # the same while no pool may change its size: decisions tell what runs, and stay fresh
 
 #: limits of the pools that the settings name
 LimitsOf = Mapping[str, ScaleLimits]

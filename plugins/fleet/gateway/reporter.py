@@ -26,6 +26,7 @@ log = logging.getLogger("millstream.scaling")
 EVERY_S = 0.5  # between two reports: a request wakes a pool without workers within this time and a decision
 RUN_S_MAX = 86_400.0  # run times beyond count as this: a profile may say anything
 REPEAT_S = 2.0  # between two that say the same: half of the life of a report is left for one that is lost
+STEADY_S = 4.0  # the same where no pool may change its size: nobody waits for what the report says
 
 
 class LoadReporter:
@@ -73,9 +74,9 @@ class LoadReporter:
         if loads.pools == self._reported and now < self._repeat_at:
             return
         decisions, redis_now = await self._scale_state.exchange(self._gateway, loads)
-        self._reported, self._repeat_at = loads.pools, now + REPEAT_S
         fresh = {pool: one for pool, one in decisions.items() if is_fresh(one, redis_now)}
         scaled = {pool: one for pool, one in fresh.items() if one.workers_max}
+        self._reported, self._repeat_at = loads.pools, now + (REPEAT_S if scaled else STEADY_S)
         self._scale.set(
             {pool: one.start_s for pool, one in scaled.items()},
             frozenset(pool for pool, one in scaled.items() if not one.workers_min),
