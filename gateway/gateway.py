@@ -25,7 +25,7 @@ from millstream.gateway.metrics_page import GatewayMetricsPage
 from millstream.gateway.observing.observer import Recorder
 from millstream.gateway.parts import GatewayParts, build_parts, start_parts, stop_parts
 from millstream.gateway.placement.demands import Demands
-from millstream.gateway.redis_events import ClusterEvents, QuarantineNews, RedisProbe
+from millstream.gateway.redis_events import QuarantineNews, RedisProbe, event_handlers
 from millstream.gateway.scheduling.caller import caller_of
 from millstream.gateway.scheduling.lane_state import SharedParts
 from millstream.gateway.scheduling.lane_table import LaneTable
@@ -100,8 +100,23 @@ class Gateway:
             QuarantineNews(self.cluster_state).publish,
         )
         self.router = self._router()
-        self.catalog = self._catalog()
-        self.readiness_probe = self._readiness_probe(preloads)
+        self.catalog = Catalog(
+            self.name,
+            self.repository,
+            self.cluster_state,
+            self.snapshots,
+            self.scale,
+            self._apply,
+            event_handlers(self.producer, self.quarantine, self.access.keys),
+        )
+        self.readiness_probe = ReadinessProbe(
+            lambda: self.router.serving,
+            self.producer.connected,
+            self._workers_or_asleep,
+            self.drain,
+            preloads,
+            self.registry,
+        )
         self.texts = Tokenizers(self.repository)
         self.infer = InferService(
             self.router, self.budgets.receiving, settings.request_bytes_max, settings.request_timeout_s_max, self.texts
@@ -132,28 +147,6 @@ class Gateway:
             partial(
                 v2_codec, self.repository.local_path, self.client_memory, budgets.replies, settings.request_bytes_max
             ),
-        )
-
-    def _catalog(self) -> Catalog:
-        events = ClusterEvents(self.producer, self.quarantine, self.access.keys)
-        return Catalog(
-            self.name,
-            self.repository,
-            self.cluster_state,
-            self.snapshots,
-            self.scale,
-            self._apply,
-            events.handlers,
-        )
-
-    def _readiness_probe(self, preloads: Preloads) -> ReadinessProbe:
-        return ReadinessProbe(
-            lambda: self.router.serving,
-            self.producer.connected,
-            self._workers_or_asleep,
-            self.drain,
-            preloads,
-            self.registry,
         )
 
     def _gateway_parts(self, name: str) -> GatewayParts:

@@ -112,7 +112,7 @@ class SharedPort(asyncio.Protocol):
     http2: ClassVar[Callable[[], asyncio.Protocol]]
     transport: asyncio.Transport
 
-    _unknown: bytes | None = b""  # of a connection whose protocol is not known; None: it is HTTP/1.1
+    _unknown: bytes | None = b""  # bytes until the protocol is known; None: it is HTTP/1.1
 
     def data_received(self, data: bytes) -> None:
         if self._unknown is not None:

@@ -32,8 +32,8 @@ class GatewayParts:
     """The parts of a gateway that those of plug-ins may use."""
 
     settings: Settings
-    name: str  # of the process, as logs and metrics have it
-    unique_name: str  # of this start of the process, in Redis
+    name: str  # the process's, as logs and metrics have it
+    unique_name: str  # another one after each start of the process, in Redis
     address: RedisAddress
     keys: InstallationKeys
     registry: MetricsRegistry
@@ -45,7 +45,7 @@ class GatewayParts:
     caller: Callable[[str], Caller]  # runs requests of a protocol, by its label of the metrics
     texts: Tokenizers  # tokenizes requests with texts
     gate: Gate  # says whether calls need a key
-    client_memory: ClientRegions | None  # that clients pass tensors in
+    client_memory: ClientRegions | None  # clients pass tensors in it
     recorded: tuple[object, ...]  # what records requests
     set_verbose: Callable[[bool], None]  # has debug messages logged, unless an operator chose a level
     answering: Callable[[str], bool]  # content id -> whether a recent readiness probe of it came back

@@ -73,26 +73,21 @@ class QuarantineNews:
             await self._cluster_state.publish(message)
 
 
-class ClusterEvents:
-    """Handles the events of one gateway. `handlers`: the handler of an event's text, by the event's name."""
+def event_handlers(
+    producer: Producer, quarantine: Quarantine, keys: KeyWatch
+) -> dict[str, Callable[[str], Awaitable[None]]]:
+    """Return the handlers of an event's text, by the event's name."""
 
-    def __init__(self, producer: Producer, quarantine: Quarantine, keys: KeyWatch) -> None:
-        self._producer = producer
-        self._quarantine = quarantine
-        self.handlers: dict[str, Callable[[str], Awaitable[None]]] = {
-            "died": self._on_death,
-            "poison": self._on_quarantined,
-            "keys": keys.reload,
-        }
-
-    async def _on_death(self, text: str) -> None:
+    async def on_death(text: str) -> None:
         """Reclaim the leases of a worker that its supervisor saw die, without waiting for them to run out."""
         death = Death.read(text)
         pool = pool_of(death.worker)
-        await self._producer.reclaimer.reclaim(pool, death)
+        await producer.reclaimer.reclaim(pool, death)
         if death.blamed:
-            await self._producer.circuit_breaker.count(pool, death.blamed, death.worker)
+            await producer.circuit_breaker.count(pool, death.blamed, death.worker)
 
-    async def _on_quarantined(self, digest: str) -> None:
+    async def on_quarantined(digest: str) -> None:
         """Refuse a request that some gateway, perhaps this one, put in quarantine."""
-        self._quarantine.learn(digest)
+        quarantine.learn(digest)
+
+    return {"died": on_death, "poison": on_quarantined, "keys": keys.reload}

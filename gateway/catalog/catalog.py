@@ -32,7 +32,7 @@ POLL_S = 1.0
 PAUSE_S_MAX = 0.1  # longest pause after a refresh, which takes at most half of the time
 AGREE_S_MAX = 2.0  # longest wait for other gateways; a slower one sees the change at its next refresh
 AGREE_PAUSE_S = 0.01
-REDIS_S_MAX = 3.0  # of a refresh for what Redis knows; then it goes on with what it knew
+REDIS_S_MAX = 3.0  # a refresh waits this long for what Redis knows, and goes on with what it knew
 _MODEL = "model"  # kind of message: a model was changed, by a gateway
 #: (model, version) of an upload in progress; version None: the number is assigned when the version is published
 UploadKey = tuple[str, int | None]
@@ -73,8 +73,8 @@ class Catalog:
         self._on_snapshot = on_snapshot
         self._events = events
         self._receiving: dict[UploadKey, State] = {}  # uploads of this gateway
-        self._token = ""  # of the state of the repository that was read last
-        self._listed: str | None = None  # of the state that this gateway routes by
+        self._token = ""  # the state of the repository that was read last
+        self._listed: str | None = None  # the state that this gateway routes by
         self._stored = StoredModels(repository)
         self._placements = Placements()
         self._pools: Mapping[str, PoolTraits] = {}

@@ -22,7 +22,7 @@ from millstream.services.repository.disk import FileLock, storage_errors, try_lo
 log = logging.getLogger("millstream.settings")
 
 WATCH_S = 0.5
-LOCK_S_MAX = 5.0  # that a call waits for the lock of a document; beyond, it is refused
+LOCK_S_MAX = 5.0  # a call waits this long for the lock of a document, and is refused then
 LOCK_PAUSE_S = 0.005
 UNLOCKED_PAUSE_S = 0.05  # between tries in the event loop
 T = TypeVar("T")

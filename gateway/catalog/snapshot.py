@@ -80,7 +80,7 @@ class VersionView:
     reason: str | None  # why it is FAILED
     replicas: tuple[Replica, ...]
     verdict: Verdict = NO_VERDICT  # findings from running the version
-    pools: tuple[str, ...] = (POOL_DEFAULT,)  # that may serve it, the preferred one first
+    pools: tuple[str, ...] = (POOL_DEFAULT,)  # those that may serve it, the preferred one first
     on_demand: bool = False  # it was on standby: what loads it is a call, which waits for it
 
     @property

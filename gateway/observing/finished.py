@@ -71,17 +71,17 @@ class Run(NamedTuple):
     protocol: str
     rows: int
     arrival: float  # when it was admitted
-    timing: BatchTiming | None  # of its last batch; None: it was in none
+    timing: BatchTiming | None  # its last batch's; None: it was in none
 
 
 class Finished(NamedTuple):
     """A call that has its reply, or whose caller went away. Instants are seconds on the monotonic clock."""
 
     protocol: str  # http or grpc
-    method: str  # of HTTP; of gRPC the method
+    method: str  # HTTP's, or the name of the gRPC method
     route: str  # template of the path; of gRPC the service; "": no route has the path
     path: str  # without the query, which may hold keys; its first PATH_MAX characters
-    status: int  # of HTTP, or the number of gRPC's status code
+    status: int  # HTTP's, or the number of gRPC's status code
     started: float  # when the request was read
     ended: float
     request_id: str
@@ -110,7 +110,7 @@ def runs_of(tickets: Iterable[Any]) -> tuple[Run, ...]:
     """Return the runs of handles that InferHandler.submit or a Caller made; none for requests that were refused."""
     found: list[Run] = []
     for ticket in tickets:
-        request = getattr(ticket, "ticket", ticket)  # of a request that was decoded in a thread
+        request = getattr(ticket, "ticket", ticket)  # one that was decoded in a thread has a ticket itself
         lane = getattr(request, "lane", None)
         if lane is not None and len(found) < RUNS_MAX:
             manifest = lane.manifest

@@ -26,7 +26,7 @@ NO_WORKER_S = 30.0  # requests wait this long for a pool's next worker: its last
 STARTS_MAX = 2  # requests wait this many predicted starts longer for a worker that is started for them
 ASKED_MAX = 8  # workers that an order names: it goes to the first of them that is alive
 NO_WORKER_RETRY_S = 5.0  # hint to clients of a version whose pools have no worker
-#: which refusal is reported if several workers refuse: the one that a retry can most likely mend
+#: If several workers refuse, the refusal is reported that a retry can most likely mend.
 _RETRY_FIRST = (
     RefusalKind.TOO_SLOW,
     RefusalKind.NOTHING_EVICTABLE,

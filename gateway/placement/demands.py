@@ -329,7 +329,7 @@ class Demands:
     def _ready_at(self, demand: _Demand, cold: ColdVersion, decision: Decision) -> float:
         """Return when the version is loaded, by the prediction (monotonic), behind what its worker loads before it."""
         load_s, now = cold.need.load_s, self._clock()
-        if cold.start_s:  # with the loads of a worker
+        if cold.start_s:  # the time of a start includes the worker's loads
             return max(now + load_s, demand.since + cold.start_s)
         if not load_s:
             return 0.0

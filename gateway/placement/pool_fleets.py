@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot
@@ -23,10 +22,6 @@ from millstream.services.wire.records import InstanceRecord, RefusalRecord, Stat
 #: A worker's used memory may change by this share of its budget before its price is made anew: what a process really
 #: has changes a little with each heartbeat.
 NOISE_SHARE = 1 / 256
-
-
-_Pinned = Callable[[], frozenset[str]]
-_ViewOf = Callable[[WorkerRecord, frozenset[str]], WorkerView]
 
 
 VERSIONS_MAX = 20_000  # the one that was unloaded or changed first is forgotten
@@ -101,22 +96,28 @@ class WorkerViews:
     def __init__(self, footprint_of: Callable[[Manifest, WorkerRecord], Footprint]) -> None:
         self._footprint_of = footprint_of
         self._placed: dict[str, _Placed] = {}  # by worker
+        self._models: Mapping[str, ModelView] | None = None
+        self._pinned: frozenset[str] = frozenset()  # models
 
-    def of(self, worker: WorkerRecord, models: Mapping[str, ModelView], pinned: frozenset[str]) -> WorkerView:
-        """Return the view of a worker. Equal instances and the same `pinned` give the same mapping of instances.
+    def pinned(self, models: Mapping[str, ModelView]) -> frozenset[str]:
+        """Return the models that may not be unloaded; the same set if it has not changed."""
+        if self._models is not models:
+            self._models = models
+            pinned = frozenset(
+                name for name, one in models.items() if one.placement.pin or one.placement.instances_min > 0
+            )
+            self._pinned = self._pinned if pinned == self._pinned else pinned
+        return self._pinned
 
-        Args:
-            worker: its record.
-            models: the models of the repository.
-            pinned: names of the models whose instances stay.
-        """
+    def of(self, worker: WorkerRecord, models: Mapping[str, ModelView]) -> WorkerView:
+        """Return the view of a worker. Equal instances and pins give the same mapping of instances."""
         return WorkerView(
             worker.id,
             worker.pool,
             worker.budget_bytes,
             worker.used_bytes,
             worker.draining,
-            self._instances(worker, models, pinned),
+            self._instances(worker, models),
             worker.device_budget_bytes,
             worker.device_used_bytes,
             worker.room_bytes,
@@ -129,10 +130,8 @@ class WorkerViews:
         for gone in self._placed.keys() - live:
             del self._placed[gone]
 
-    def _instances(
-        self, worker: WorkerRecord, models: Mapping[str, ModelView], pinned: frozenset[str]
-    ) -> dict[str, PlacedInstance]:
-        known = self._placed.get(worker.id)
+    def _instances(self, worker: WorkerRecord, models: Mapping[str, ModelView]) -> dict[str, PlacedInstance]:
+        known, pinned = self._placed.get(worker.id), self.pinned(models)
         if known is not None and known.records is worker.instances and known.pinned is pinned:
             return known.instances
         before = {} if known is None else known.of_record
@@ -193,75 +192,66 @@ def usage_of(one: InstanceRecord) -> Usage:
     return NO_USAGE
 
 
-@dataclass(slots=True)
 class PoolFleet:
     """The live workers of a pool. Their prices are made when they are asked for.
 
-    Args:
-        records: by worker.
-        refusals: content id -> worker -> why it does not load that version.
+    `records`: by worker. `refusals`: content id -> worker -> why it does not load that version.
     """
 
-    records: dict[str, WorkerRecord] = field(default_factory=dict)
-    refusals: Mapping[str, Mapping[str, RefusalRecord]] = field(default_factory=dict)
-    _fleet: Fleet = field(default_factory=Fleet)
-    _newer: tuple[_ViewOf, _Pinned] | None = None  # how to bring the prices up to date; None: they are
-    _pinned: frozenset[str] = frozenset()
-    _priced: dict[str, WorkerRecord] = field(default_factory=dict)  # of which the prices are
-    _views: dict[str, WorkerView] = field(default_factory=dict)  # that the fleet's prices were made from
+    def __init__(self, views: WorkerViews) -> None:
+        self.records: dict[str, WorkerRecord] = {}
+        self.refusals: Mapping[str, Mapping[str, RefusalRecord]] = {}
+        self._views = views
+        self._fleet = Fleet()
+        self._models: Mapping[str, ModelView] | None = None  # those of newer records; None: the prices are up to date
+        self._pinned: frozenset[str] = frozenset()
+        self._priced: dict[str, WorkerRecord] = {}  # the prices are those of these records
+        self._known: dict[str, WorkerView] = {}  # the prices were made from these
 
     @property
     def fleet(self) -> Fleet:
         """The prices of the workers."""
-        if self._newer is not None:
-            self._price(*self._newer)
-            self._newer = None
+        if self._models is not None:
+            self._price(self._models)
+            self._models = None
         return self._fleet
 
-    def update(self, records: Sequence[WorkerRecord], view_of: _ViewOf, pinned: _Pinned) -> None:
-        """Follow the records: a worker whose instances, memory and state are as before keeps its price.
+    def update(self, records: Sequence[WorkerRecord], models: Mapping[str, ModelView]) -> None:
+        """Follow the records of the live workers: one whose instances, memory and state are as before keeps its price.
 
-        Args:
-            records: of the live workers.
-            view_of: makes a view of a worker, with the names of the models whose instances stay.
-            pinned: returns these names.
+        `models`: of the repository.
         """
         self.records = {one.id: one for one in records}
         refusals: defaultdict[str, dict[str, RefusalRecord]] = defaultdict(dict)
         for record in records:
             for refusal in record.refusals:
                 refusals[refusal.content_id][record.id] = refusal
-        self.refusals = refusals
-        self._newer = view_of, pinned
+        self.refusals, self._models = refusals, models
 
-    def _price(self, view_of: _ViewOf, pinned_of: _Pinned) -> None:
-        pinned = pinned_of()
+    def _price(self, models: Mapping[str, ModelView]) -> None:
+        pinned = self._views.pinned(models)
         same_pins, self._pinned = pinned is self._pinned, pinned
         before, self._priced = self._priced, self.records
         for gone in before.keys() - self.records.keys():
-            self._views.pop(gone, None)
+            self._known.pop(gone, None)
             self._fleet.remove(gone)
         for record in self.records.values():
-            known = self._views.get(record.id)
+            known = self._known.get(record.id)
             if known is None or not same_pins or before.get(record.id) is not record:
-                view = view_of(record, pinned)
+                view = self._views.of(record, models)
                 if known is None or _differ(known, view):
-                    self._views[record.id] = view
+                    self._known[record.id] = view
                     self._fleet.update(view)
 
     def ordered(self, worker: str, content_id: str, need: Footprint, now: float) -> None:
         """Count a load that was ordered until the worker's next record, so that the next order goes elsewhere."""
         if len(self.records) > 1 and worker in self.fleet:
             self._fleet.order(worker, content_id, need, now)
-            self._views.pop(worker, None)
+            self._known.pop(worker, None)
 
 
 class PoolFleets:
-    """The fleets of all pools of one gateway.
-
-    Args:
-        footprint_of: returns what a version takes in a worker; for versions that are being loaded.
-    """
+    """The fleets of all pools of one gateway. `footprint_of`: as of WorkerViews."""
 
     def __init__(self, footprint_of: Callable[[Manifest, WorkerRecord], Footprint]) -> None:
         self._views = WorkerViews(footprint_of)
@@ -269,41 +259,19 @@ class PoolFleets:
         self._synced: dict[str, Snapshot] = {}  # by pool
         self._workers_of: dict[str, list[WorkerRecord]] = {}  # by pool, of the snapshot `_grouped`
         self._grouped: Snapshot | None = None
-        self._models: Mapping[str, ModelView] | None = None
-        self._pinned: frozenset[str] = frozenset()  # models
 
     def of(self, snapshot: Snapshot, pool: str) -> PoolFleet:
         """Return the workers of a pool as of a snapshot."""
-        fleet = self._pools.setdefault(pool, PoolFleet())
+        fleet = self._pools.setdefault(pool, PoolFleet(self._views))
         if self._synced.get(pool) is not snapshot:
-            self._group(snapshot)
-            models = snapshot.models
-            fleet.update(
-                self._workers_of.get(pool, []),
-                lambda worker, pinned: self._views.of(worker, models, pinned),
-                lambda: self._pinned_of(models),
-            )
+            if self._grouped is not snapshot:
+                self._grouped, self._workers_of = snapshot, {}
+                for worker in snapshot.workers:
+                    self._workers_of.setdefault(worker.pool, []).append(worker)
+                self._views.keep_only(snapshot.workers)
+            fleet.update(self._workers_of.get(pool, []), snapshot.models)
             self._synced[pool] = snapshot
         return fleet
-
-    def _group(self, snapshot: Snapshot) -> None:
-        """Sort the workers of a snapshot by pool."""
-        if self._grouped is snapshot:
-            return
-        self._grouped, self._workers_of = snapshot, {}
-        for worker in snapshot.workers:
-            self._workers_of.setdefault(worker.pool, []).append(worker)
-        self._views.keep_only(snapshot.workers)
-
-    def _pinned_of(self, models: Mapping[str, ModelView]) -> frozenset[str]:
-        """Return the models that may not be unloaded; the same set if it has not changed."""
-        if self._models is not models:
-            self._models = models
-            pinned = frozenset(
-                name for name, one in models.items() if one.placement.pin or one.placement.instances_min > 0
-            )
-            self._pinned = self._pinned if pinned == self._pinned else pinned
-        return self._pinned
 
 
 def _differ(known: WorkerView, view: WorkerView) -> bool:

@@ -129,7 +129,7 @@ class Recovery:
             for request in late:
                 self._in_flight.outlive(request, batch)
             if len(batch.requests) == 1:
-                batch.inputs = late[0].inputs  # for the quarantine, in case its run turns out to be endless
+                batch.inputs = late[0].inputs  # the quarantine needs them if the run turns out to be endless
             self._answers.fail(late, Failure(Code.EXPIRED, LATE))
         if now > batch.latest + ABANDON_S:
             self._in_flight.forget(batch)

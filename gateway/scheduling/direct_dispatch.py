@@ -61,7 +61,7 @@ class DirectDispatch:
         self._by_link: dict[socket.socket, AttachedWorker] = {}
         self._by_pool: dict[str, dict[str, AttachedWorker]] = {}  # those that take batches, by id
         self._counters: dict[str, Counter] = {}
-        self._orphans: dict[str, list[InFlightBatch]] = {}  # of lost connections, by worker, until its death is known
+        self._orphans: dict[str, list[InFlightBatch]] = {}  # batches of lost connections, by worker
         self._silent: set[str] = set()  # workers that Redis did not know at the last check
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -36,7 +36,7 @@ class EarlyPut:
     def __init__(self, lane: LaneState) -> None:
         self.served = False
         self._lane = lane
-        self._arrivals: Sequence[float] = ()  # of the requests ahead whose wait for the load was not counted
+        self._arrivals: Sequence[float] = ()  # requests ahead whose wait was not counted
         self._put_at = 0.0
 
     def allows(self, first: Request) -> bool:

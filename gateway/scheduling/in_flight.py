@@ -16,7 +16,7 @@ from millstream.services.wire.batch import ShmSlice
 #: Batches of calls whose runs were short, before a lane's batches are dispatched directly, and may have a worker that
 #: lanes called beside it need. Until then nothing but the warm-up says that its runs are short.
 PROVEN_RUNS = 8
-UNPROVEN_LIFE_MS = 1000  # for which a lane counts as one with long runs after a batch before that
+UNPROVEN_LIFE_MS = 1000  # a lane counts as one with long runs for this long after a batch before that
 COST_MS_MIN = 0.05  # least cost of a batch in its lane's share of the workers: each run has overhead around it
 
 

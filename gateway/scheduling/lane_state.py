@@ -37,7 +37,7 @@ class LaneState:
     policy: DispatchPolicy  # batch sizes and credits
     content_id: str = field(init=False)
     pool: str = field(init=False)
-    link: ProducerLink = field(init=False)  # to the pool's Redis
+    link: ProducerLink = field(init=False)  # the connection to the pool's Redis
     clock: Callable[[], float] = field(init=False)
     failed: str | None = None  # why no instance can serve; None: one can
     #: when a worker tries a version again that it failed to load, in seconds on the Redis clock; 0: none does
@@ -48,9 +48,9 @@ class LaneState:
     cold: bool = True  # no instance is ready, or none can serve
     cold_since: float = 0.0
     loaded_at: float = 0.0  # when its first instance became ready, after warm-up runs: as good as a reply
-    instances: int = 0  # that are ready
+    instances: int = 0  # ready ones
     local_workers: frozenset[str] = frozenset()  # workers on this host that have it ready
-    direct_from: float = 0.0  # from when batches may be dispatched to them directly
+    direct_from: float = 0.0  # batches take the queue until this instant
     in_flight: int = 0  # batches that were put and have no reply yet
     replied_at: float = 0.0  # when the last reply came; 0 before the first
     rows_done: int = 0  # rows whose requests were answered, failed or left, and requests that were refused
@@ -89,7 +89,7 @@ class AttachedWorker:
     worker: str
     term: int = 0
     attached: bool = False  # whether it takes more batches
-    heads: dict[str, bytes] = field(default_factory=dict)  # of messages, by lane, of this term
+    heads: dict[str, bytes] = field(default_factory=dict)  # heads of this term's messages, by lane
     outstanding: dict[str, InFlightBatch] = field(default_factory=dict)  # batches that it has, by name
 
 
@@ -131,7 +131,7 @@ class PoolContext:
     """The parts and limits that the lanes of one pool share. Times are seconds."""
 
     pool: str  # its name
-    link: ProducerLink  # to the pool's Redis
+    link: ProducerLink  # the connection to the pool's Redis
     pending: dict[str, InFlightBatch]  # the gateway's batches in flight, by name
     admission: Admission
     quarantine: Quarantine

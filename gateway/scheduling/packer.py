@@ -73,7 +73,7 @@ class Packer:
         self._batching = signature.batching
         self._row_bytes = [_row_bytes(spec, signature.batching) for spec in signature.outputs]
         self._learn = any(size == 0 for size in self._row_bytes)
-        self.row_bytes_known = sum(self._row_bytes)  # of the outputs whose size the signature gives
+        self.row_bytes_known = sum(self._row_bytes)  # outputs whose size is not in the signature count as 0
 
     def rows_within(self, bytes_max: int) -> int:
         """Return the largest number of rows, at least 1, whose outputs of known size fit into `bytes_max`."""

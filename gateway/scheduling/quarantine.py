@@ -49,14 +49,13 @@ class Quarantine:
     ) -> None:
         self._publish = publish
         self.empty = True
-        self._until: OrderedDict[bytes, float] = OrderedDict()
-        self._why: dict[bytes, str] = {}
+        self._entries: OrderedDict[bytes, tuple[float, str]] = OrderedDict()  # until when, and what callers are told
         self._gauge = gauge
         self._refused = refused
         self._clock = clock
 
     def __len__(self) -> int:
-        return len(self._until)
+        return len(self._entries)
 
     def add(self, content_id: str, request: Request, why: str) -> None:
         """Refuse equal requests from now on. `why`: DIED (workers died) or ENDED (the run was ended)."""
@@ -71,35 +70,30 @@ class Quarantine:
         entry = bytes.fromhex(digest)
         if len(entry) != DIGEST_BYTES:
             raise ValueError(f"no digest: {digest[:64]}")
-        if entry not in self._until:
+        if entry not in self._entries:
             self._add(entry, why)
 
     def _add(self, digest: bytes, why: str) -> None:
-        self._until[digest] = self._clock() + REST_S
-        self._until.move_to_end(digest)
-        self._why[digest] = _WHY.get(why, _WHY[DIED])
-        while len(self._until) > DIGESTS_MAX:
-            self._forget_oldest()
+        self._entries[digest] = self._clock() + REST_S, _WHY.get(why, _WHY[DIED])
+        self._entries.move_to_end(digest)
+        while len(self._entries) > DIGESTS_MAX:
+            self._entries.popitem(last=False)
         self._count()
 
     def _count(self) -> None:
-        self.empty = not self._until
-        self._gauge.set(len(self._until))
-
-    def _forget_oldest(self) -> None:
-        digest, _ = self._until.popitem(last=False)
-        self._why.pop(digest, None)
+        self.empty = not self._entries
+        self._gauge.set(len(self._entries))
 
     def check(self, content_id: str, request: Request) -> None:
         """Raise Failure(MODEL) for a request that is in quarantine."""
         now = self._clock()
-        while self._until and next(iter(self._until.values())) <= now:
-            self._forget_oldest()
+        while self._entries and next(iter(self._entries.values()))[0] <= now:
+            self._entries.popitem(last=False)
             self._count()
-        digest = _digest(content_id, request) if self._until else b""
-        if digest in self._until:
+        entry = self._entries.get(_digest(content_id, request)) if self._entries else None
+        if entry is not None:
             self._refused.add()
-            raise Failure(Code.MODEL, self._why[digest])
+            raise Failure(Code.MODEL, entry[1])
 
 
 def _digest(content_id: str, request: Request) -> bytes:

@@ -26,7 +26,7 @@ LATE = "the deadline passed before the model answered"
 
 #: What `served_by` says of the calling task's last request that a compiled form answered; for replies without headers.
 FORM: ContextVar[str] = ContextVar("FORM", default="")
-FORM_HEADER = b"millstream-form"  # of the reply over HTTP, and of the metadata that ends a gRPC call
+FORM_HEADER = b"millstream-form"  # in replies over HTTP, and in the metadata that ends a gRPC call
 
 
 class Request:
@@ -36,18 +36,18 @@ class Request:
     done = False  # answered or cancelled
     taken = False  # no longer waits: it left the lane in a batch, or expired
     request_id = b""  # X-Request-Id as the caller got it; b"": unknown
-    timing: BatchTiming | None = None  # of its last batch; None: there was none, or timing is off
+    timing: BatchTiming | None = None  # its last batch's; None: there was none, or timing is off
     form = ""  # key of the compiled form that answered; "": the version's own file
     counted = True  # False: a readiness probe, which the metrics of requests leave out
     part = False  # True: some rows of a request, which alone is admitted, counted and answered
-    split: RequestInParts | None = None  # of a request that runs in parts until it is answered, and of its parts
+    split: RequestInParts | None = None  # a request in parts, and its parts, have it
     turn: float | None = None  # orders a part among the waiting requests; None: the deadline does
     level = 0  # priority level; a version's queue rules set this and the next two (scheduling/queue_policy.py)
     wait_until = 0.0  # end of the wait in the queue
     answer_by = 0.0  # deadline of the answer
-    account: Account | None = None  # of its caller's key, which pays for its run; None: there is no limit
-    key: KeyCounters | None = None  # of its caller's key; None: no key is needed
-    lane: RequestLane  # that took it, or refused it last
+    account: Account | None = None  # the caller's key pays for the run; None: there is no limit
+    key: KeyCounters | None = None  # counts for the caller's key; None: no key is needed
+    lane: RequestLane  # the one that took it, or refused it last
 
     def __init__(
         self,

@@ -126,7 +126,7 @@ class SplitRequest:
             last = request.first_row + request.rows - 1
             failure = Failure(failure.code, f"in rows {request.first_row} to {last}: {failure.message}")
         self.splits.answers.fail((self.whole,), failure, reason)
-        self.splits.lane.rows_done -= self._rows_joined  # which were counted before
+        self.splits.lane.rows_done -= self._rows_joined  # they were counted as answered
         self._close()
 
     def cancel(self) -> None:

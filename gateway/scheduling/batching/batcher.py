@@ -19,7 +19,7 @@ RANK_MAX = 32  # larger priorities count as this one
 DELAYED = -1  # priority of requests that wait behind all others and do not age
 _RANK_DELAYED = 1 << 20  # rank of delayed requests, so large that aging cannot bring them forward
 AGING_S = 1.0
-COMPACT_MIN = 256  # with fewer stale entries the queues are not compacted
+COMPACT_MIN = 256  # stale entries below which the queues are not compacted
 COUNTED_MAX = 256  # requests that `rows_ahead` counts one by one; beyond that it returns a bound
 
 _Entry = tuple[float, int, Request]
