@@ -220,7 +220,7 @@ class Gateway:
         await start_parts(self.parts)
         loops = [
             *self.access.loops(),
-            self.budgets.trim.run(),
+            self.budgets.trim_when_idle(),
             self._redis_probe.run(),
             asyncio.to_thread(self.repository.footprints.learn, self._manifests()),  # the start does not wait for it
             asyncio.to_thread(self._tell_sandbox),

@@ -18,6 +18,11 @@ from millstream.services.segments.segment import remove_leftovers
 from millstream.services.segments.shared_buffers import SHARE, SharedBuffers
 from millstream.services.settings import Settings
 
+log = logging.getLogger("millstream.memory")
+
+CHECK_S = 0.5  # period of the checks
+QUIET_BYTES_MAX = 1 << 20  # the gateway is quiet below this many bytes in flight, being received or unread
+
 
 class MemoryBudgets:
     """The bounds of one gateway's memory: requests in flight, requests being received, unread replies, shared memory.
@@ -45,7 +50,8 @@ class MemoryBudgets:
         self.replies = ReplyBudget(
             settings.reply_unread_bytes_max, registry.counter(catalogue.REQUESTS_REFUSED, "unread_full")
         )
-        self.trim = MemoryTrim(self.admission, self.receiving, self.replies, self.segments, registry)
+        self._receiving = registry.gauge(catalogue.REQUESTS_RECEIVING_BYTES)
+        self._unread = registry.gauge(catalogue.REPLIES_UNREAD_BYTES)
 
     @cached_property
     def shared_buffers(self) -> SharedBuffers | None:
@@ -53,6 +59,25 @@ class MemoryBudgets:
         if self.segments is None:
             return None
         return SharedBuffers(self.segments, int(self._shm_bytes_max * SHARE))
+
+    async def trim_when_idle(self) -> None:
+        """Show what is in use and return freed memory, every CHECK_S until cancelled."""
+        policy = IdleTrim(resident_bytes())
+        while True:
+            await next_tick(CHECK_S)
+            self._receiving.set(self.receiving.bytes)
+            self._unread.set(self.replies.bytes)
+            quiet = self.admission.bytes + self.receiving.bytes + self.replies.bytes < QUIET_BYTES_MAX
+            if policy.due(idle=quiet and not self.admission.requests, quiet=quiet):
+                before = resident_bytes()
+                if policy.grown(before):
+                    if self.segments is not None:
+                        self.segments.remove_empty()
+                    await asyncio.to_thread(trim)
+                    after = resident_bytes()
+                    policy.trimmed(after)
+                    if after < before:
+                        log.info("returned %d MiB of freed memory", (before - after) >> 20)
 
     def close(self) -> None:
         """Remove the shared memory."""
@@ -67,48 +92,3 @@ def _segment_pool(settings: Settings, name: str, registry: MetricsRegistry) -> S
     remove_leftovers(settings.shm_dir, shm_prefix(settings))
     in_use = registry.gauge(catalogue.SEGMENT_IN_USE_BYTES)
     return SegmentPool(settings.shm_dir, f"{shm_prefix(settings)}.{name}", settings.shm_bytes_max, in_use)
-
-
-log = logging.getLogger("millstream.memory")
-
-CHECK_S = 0.5  # period of the checks
-QUIET_BYTES_MAX = 1 << 20  # the gateway is quiet below this many bytes in flight, being received or unread
-
-
-class MemoryTrim:
-    """Trims the memory of one gateway. Await `run` in the gateway's event loop."""
-
-    def __init__(
-        self,
-        admission: Admission,
-        receive_budget: ReceiveBudget,
-        reply_budget: ReplyBudget,
-        segments: SegmentPool | None,
-        registry: MetricsRegistry,
-    ) -> None:
-        self._segments = segments
-        self._admission = admission
-        self._receive_budget = receive_budget
-        self._reply_budget = reply_budget
-        self._receiving = registry.gauge(catalogue.REQUESTS_RECEIVING_BYTES)
-        self._unread = registry.gauge(catalogue.REPLIES_UNREAD_BYTES)
-
-    async def run(self) -> None:
-        """Check every CHECK_S until cancelled."""
-        policy = IdleTrim(resident_bytes())
-        while True:
-            await next_tick(CHECK_S)
-            self._receiving.set(self._receive_budget.bytes)
-            self._unread.set(self._reply_budget.bytes)
-            client_bytes = self._admission.bytes + self._receive_budget.bytes + self._reply_budget.bytes
-            quiet = client_bytes < QUIET_BYTES_MAX
-            if policy.due(idle=quiet and not self._admission.requests, quiet=quiet):
-                before = resident_bytes()
-                if policy.grown(before):
-                    if self._segments is not None:
-                        self._segments.remove_empty()
-                    await asyncio.to_thread(trim)
-                    after = resident_bytes()
-                    policy.trimmed(after)
-                    if after < before:
-                        log.info("returned %d MiB of freed memory", (before - after) >> 20)

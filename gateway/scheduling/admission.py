@@ -79,13 +79,7 @@ class LaneRefusal(Failure):
 
 @dataclass(slots=True, eq=False)
 class LaneAdmission:
-    """Refuses with OVERLOADED (429) when a lane is full, or would answer a request after its deadline.
-
-    Args:
-        _lane: the lane.
-        _batcher: has its waiting requests.
-        _circuit: refuses the version while it is open.
-    """
+    """Refuses with OVERLOADED (429) when a lane is full, or would answer a request after its deadline."""
 
     _lane: LaneState
     _batcher: Batcher

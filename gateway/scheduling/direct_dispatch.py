@@ -40,11 +40,7 @@ NOTICE_S = 1.0
 class DirectDispatch:
     """The connections of one gateway to workers that take batches directly. Call it only in the event loop.
 
-    Args:
-        registry: counts the batches.
-        lanes: the lanes of the batches.
-        is_alive: asks Redis which of some workers of a pool sent a heartbeat within some seconds.
-        clock: the lanes' clock.
+    `is_alive`: asks Redis which of some workers of a pool sent a heartbeat within some seconds.
     """
 
     def __init__(

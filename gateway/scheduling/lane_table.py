@@ -113,41 +113,28 @@ class _Timed(set[LaneState]):
         self._busy.set()
 
 
-class Expirer:
-    """The expirer of one gateway. Await `run` in the gateway's event loop.
+async def run_expirer(lanes: LaneTable, count_traffic: Callable[[], None]) -> None:
+    """Tick until cancelled. `count_traffic`: called once per tick."""
+    while True:
+        if not (lanes.pending or lanes.timed):
+            lanes.busy.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_S - time.monotonic() % IDLE_S):
+                    await lanes.busy.wait()
+        if lanes.busy.is_set():
+            await asyncio.sleep(TICK_S)
+        try:
+            _tick(lanes, time.monotonic())
+            count_traffic()
+        except Exception:
+            log.exception("a tick failed")
 
-    Args:
-        lanes: of the gateway.
-        count_traffic: called once per tick.
-    """
 
-    def __init__(self, lanes: LaneTable, count_traffic: Callable[[], None]) -> None:
-        self._lanes = lanes
-        self._count_traffic = count_traffic
-
-    async def run(self) -> None:
-        """Tick until cancelled."""
-        lanes = self._lanes
-        while True:
-            if not (lanes.pending or lanes.timed):
-                lanes.busy.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(IDLE_S - time.monotonic() % IDLE_S):
-                        await lanes.busy.wait()
-            if lanes.busy.is_set():
-                await asyncio.sleep(TICK_S)
-            try:
-                self._tick(time.monotonic())
-            except Exception:
-                log.exception("a tick failed")
-
-    def _tick(self, now: float) -> None:
-        lanes = self._lanes
-        for batch in list(lanes.pending.values()):
-            if batch.earliest <= now:
-                lanes.of(batch.lane).recovery.expire(batch, now)
-            if not batch.left and batch.put_at <= now - LEFT_S:
-                lanes.of(batch.lane).recovery.leave(batch, now)
-        for state in list(lanes.timed):
-            lanes.of(state).tick(now)
-        self._count_traffic()
+def _tick(lanes: LaneTable, now: float) -> None:
+    for batch in list(lanes.pending.values()):
+        if batch.earliest <= now:
+            lanes.of(batch.lane).recovery.expire(batch, now)
+        if not batch.left and batch.put_at <= now - LEFT_S:
+            lanes.of(batch.lane).recovery.leave(batch, now)
+    for state in list(lanes.timed):
+        lanes.of(state).tick(now)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
 from millstream.gateway.scheduling.lane_state import InFlightBatch
-from millstream.gateway.scheduling.lane_table import TICK_S, Expirer, LaneTable
+from millstream.gateway.scheduling.lane_table import TICK_S, LaneTable, run_expirer
 from millstream.gateway.scheduling.reclaimer import CircuitBreaker, Reclaimer
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
@@ -72,7 +72,6 @@ class Producer:
             self._listener = ReplyListener(ways.sockets, keys, gateway, self._on_socket_reply, self.direct)
         self._remote = None if ways.port is None else RemoteListener(ways.port, self._on_remote_reply)
         self.reclaimer = Reclaimer(self._links, self.circuit_breaker, registry, lease_s, lanes.pending, self.direct)
-        self._expirer = Expirer(lanes, self._count_traffic)
         self._duplicates = registry.counter(catalogue.DUPLICATE_REPLIES)
         self._logins_refused = registry.counter(catalogue.REPLY_LOGINS_REFUSED)
         self._reconnects = registry.counter(catalogue.REDIS_RECONNECTS, registry.process)
@@ -110,7 +109,8 @@ class Producer:
     def start(self) -> None:
         if self._listener is not None:
             self._listener.start()
-        self._loops = [asyncio.create_task(self._expirer.run()), asyncio.create_task(self.reclaimer.run())]
+        expirer = run_expirer(self.lanes, self._count_traffic)
+        self._loops = [asyncio.create_task(expirer), asyncio.create_task(self.reclaimer.run())]
 
     async def stop(self) -> None:
         for task in (*self._loops, *self._tasks):

@@ -93,11 +93,8 @@ class Reclaimer:
 
     Args:
         links: the gateway's connections, by pool.
-        circuit_breaker: is refreshed after each pool was reclaimed.
-        registry: counts reclaimed batches.
         lease_s: seconds without a heartbeat after which a worker loses its leases.
         in_flight: the batches of this gateway that are in flight.
-        direct: the batches that were dispatched directly.
     """
 
     def __init__(

@@ -149,11 +149,7 @@ class SplitRequest:
 class Splits:
     """The requests of one lane that run in parts. `open`: those that have no answer yet.
 
-    Args:
-        lane: the lane.
-        admission: refuses parts of a version that cannot serve.
-        dispatcher: takes the parts.
-        rows_max: rows of the largest run; requests with more are split.
+    `rows_max`: rows of the largest run; requests with more are split.
     """
 
     def __init__(self, lane: LaneState, admission: LaneAdmission, dispatcher: Dispatcher, rows_max: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from millstream.gateway.scheduling import lane_table
 from millstream.gateway.scheduling.lane_state import InFlightBatch
-from millstream.gateway.scheduling.lane_table import Expirer, LaneTable
+from millstream.gateway.scheduling.lane_table import LaneTable, run_expirer
 
 
 def test_a_batch_in_flight_wakes_the_expirer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_a_batch_in_flight_wakes_the_expirer(monkeypatch: pytest.MonkeyPatch) ->
 
     async def work() -> None:
         lanes, ticked = LaneTable(), asyncio.Event()
-        task = asyncio.create_task(Expirer(lanes, ticked.set).run())
+        task = asyncio.create_task(run_expirer(lanes, ticked.set))
         while not task.done() and not lanes.busy._waiters:
             await asyncio.sleep(0)
         batch = SimpleNamespace(earliest=math.inf, left=True, put_at=math.inf)
