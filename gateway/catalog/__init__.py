@@ -1,1 +1,1 @@
-"""The models, versions and workers that exist, and small settings documents that gateways share."""
+"""The models, versions and workers that exist, and what a key may keep."""

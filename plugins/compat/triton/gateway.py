@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.gateway.catalog.catalog import Catalog
-from millstream.gateway.catalog.shared_settings import SharedDocument, watch
 from millstream.gateway.catalog.snapshot import version_number
 from millstream.gateway.http.deps import part_of
 from millstream.gateway.parts import GatewayParts
@@ -16,6 +15,7 @@ from millstream.plugins.compat.triton.config.effective_config import effective_c
 from millstream.plugins.compat.triton.loader import RepositoryLoader
 from millstream.plugins.compat.triton.log import SharedLogSettings
 from millstream.plugins.compat.triton.shared_memory import ClientMemory
+from millstream.plugins.compat.triton.shared_settings import SharedDocument, watch
 from millstream.plugins.compat.triton.statistics import MachineStatistics
 from millstream.plugins.compat.triton.trace import SharedTraceSettings
 from millstream.plugins.compat.triton.traces import Traces

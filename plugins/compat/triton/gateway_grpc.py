@@ -10,13 +10,13 @@ from typing import Any
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.catalog.shared_settings import when_unlocked
 from millstream.gateway.grpc.methods.infer import check_version
 from millstream.gateway.grpc.methods.service import GrpcService, Method
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.loader import RepositoryLoader
+from millstream.plugins.compat.triton.shared_settings import when_unlocked
 from millstream.services.access.scopes import LIST, Need, Row
 from millstream.services.errors import Code, Failure, invalid, not_found
 

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import name_excerpt
+from millstream.plugins.compat.triton.shared_settings import SharedDocument
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.audit import audit
 from millstream.services.process.logs import JsonFormatter, TextFormatter

@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from millstream.gateway.catalog.shared_settings import when_unlocked
 from millstream.gateway.http.body import read_document
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body
 from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.shared_memory import Region
+from millstream.plugins.compat.triton.shared_settings import when_unlocked
 from millstream.services.errors import invalid, not_found
 from millstream.services.model.datatypes import ELEMENTS_MAX
 

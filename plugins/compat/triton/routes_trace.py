@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from millstream.gateway.catalog.shared_settings import when_unlocked
 from millstream.gateway.http.body import declared_bytes
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.errors import documented
@@ -17,6 +16,7 @@ from millstream.gateway.http.openapi import json_body, ref, reply
 from millstream.gateway.tensors.json_text import parse_json
 from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.schemas import LogSettings, LogSettingsChange, TraceSettings, TraceSettingsChange
+from millstream.plugins.compat.triton.shared_settings import when_unlocked
 from millstream.services.errors import Code, Failure
 
 router = APIRouter()

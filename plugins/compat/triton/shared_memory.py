@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from millstream.gateway.access.principal import CALLER
-from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.plugins.compat.triton.settings import TritonSettings
+from millstream.plugins.compat.triton.shared_settings import SharedDocument
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.installation import shm_prefix
 from millstream.services.settings import Settings, settings_of

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from millstream.gateway.access.principal import shown
-from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import name_excerpt
+from millstream.plugins.compat.triton.shared_settings import SharedDocument
 from millstream.plugins.compat.triton.trace_file import TraceFile
 from millstream.plugins.compat.triton.trace_settings import DEFAULTS, TraceValues, parsed
 from millstream.plugins.compat.triton.traces import KEPT_BYTES_MAX, KEPT_MAX, Sampler, Trace, Traces, text_bytes_max

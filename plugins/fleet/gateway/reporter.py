@@ -76,7 +76,7 @@ class LoadReporter:
         decisions, redis_now = await self._scale_state.exchange(self._gateway, loads)
         fresh = {pool: one for pool, one in decisions.items() if is_fresh(one, redis_now)}
         scaled = {pool: one for pool, one in fresh.items() if one.workers_max}
-        self._reported, self._repeat_at = loads.pools, now + (REPEAT_S if scaled else STEADY_S)
+        self._reported, self._repeat_at = loads.pools, now + (REPEAT_S if scaled or not decisions else STEADY_S)
         self._scale.set(
             {pool: one.start_s for pool, one in scaled.items()},
             frozenset(pool for pool, one in scaled.items() if not one.workers_min),

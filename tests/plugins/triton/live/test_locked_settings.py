@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.catalog import shared_settings
+from millstream.plugins.compat.triton import shared_settings
 from millstream.services.installation import shm_prefix
 from millstream.services.settings import Settings
 from tests.kit.application import Application
