@@ -27,12 +27,7 @@ QUIET_BYTES_MAX = 1 << 20  # the gateway is quiet below this many bytes in fligh
 class MemoryBudgets:
     """The bounds of one gateway's memory: requests in flight, requests being received, unread replies, shared memory.
 
-    `segments`: the shared memory; None: it is turned off.
-
-    Args:
-        name: of this gateway, unique for each start.
-        settings: of the installation, with its name.
-        registry: counts refusals, and shows what is in use.
+    `segments`: the shared memory; None: it is turned off. `name`: of this gateway, unique for each start.
     """
 
     def __init__(self, name: str, settings: Settings, registry: MetricsRegistry) -> None:

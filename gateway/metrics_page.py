@@ -33,11 +33,7 @@ class GatewayMetricsPage:
     """Renders the metrics page of one gateway, one page at a time.
 
     Args:
-        registry: the series of all processes on this machine.
         snapshot: returns the current snapshot, for the lines of plug-ins.
-        cluster_state: reads the depths of streams.
-        lanes: of the gateway.
-        repository: the folder that holds the models.
         exists: says whether a version exists: those that were deleted have no series.
     """
 

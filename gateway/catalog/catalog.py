@@ -46,8 +46,6 @@ class Catalog:
 
     Args:
         name: Name of this gateway.
-        repository: Holds the models.
-        cluster_state: Reads and writes the records of workers, gateways and uploads in Redis.
         cell: Gets each new snapshot.
         scale: What is known of pools without workers.
         on_snapshot: Called with each new snapshot and the names of the models that changed.

@@ -76,13 +76,7 @@ class UploadSlots:
 
 
 class Quotas:
-    """The quotas of all keys, in one gateway.
-
-    Args:
-        gate: has the limits of the keys.
-        catalog: says which key owns which model.
-        repository: says what a model takes of the disk.
-    """
+    """The quotas of all keys, in one gateway."""
 
     def __init__(self, gate: Gate, catalog: Catalog, repository: FolderRepository) -> None:
         self._gate = gate

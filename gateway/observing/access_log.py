@@ -46,10 +46,7 @@ Write = Callable[[bytes], bool]
 class AccessLog:
     """The access log of one gateway.
 
-    Args:
-        write: writes whole lines.
-        line: makes the line of a request; the second argument is what Unix time is ahead of the request's clock.
-        registry: counts lines that were dropped.
+    `line`: makes the line of a request; the second argument is what Unix time is ahead of the request's clock.
     """
 
     def __init__(self, write: Write, line: Callable[[Finished, float], str], registry: MetricsRegistry) -> None:

@@ -166,11 +166,7 @@ def _kind(name: str) -> RefusalKind:
 class OtherPools:
     """The pools of one gateway. Call it in the event loop.
 
-    Args:
-        snapshot: returns the current snapshot of the catalog.
-        fleets: the prices of the workers.
-        footprint_of: returns what a version takes in a worker, measured or predicted.
-        is_ordered: whether a version (its content id) is being loaded in a pool, or was ordered there.
+    `is_ordered`: whether a version (its content id) is being loaded in a pool, or was ordered there.
     """
 
     def __init__(

@@ -121,11 +121,8 @@ class Demands:
     """The demands of one gateway. Call it in the event loop.
 
     Args:
-        snapshot: returns the current snapshot of the catalog.
-        lanes: of the gateway.
         footprint_of: returns what a version takes in a worker, measured or predicted.
         scale: what is known of pools without workers.
-        clock: monotonic seconds.
     """
 
     def __init__(

@@ -33,11 +33,7 @@ class Quarantine:
 
     `empty`: whether no request is refused.
 
-    Args:
-        gauge: shows the number of entries.
-        refused: counts refused requests.
-        publish: sends the text of a new entry to the other gateways, which `learn` it.
-        clock: returns seconds.
+    `publish` sends the text of a new entry to the other gateways, which `learn` it.
     """
 
     def __init__(

@@ -74,10 +74,6 @@ class ReadinessProbe:
         lanes: returns the lanes of the serving versions, another list when they are others.
         connected: returns whether Redis takes batches.
         workers: returns the number of live workers.
-        drain: tells whether the gateway is draining.
-        preloads: tells whether models of the start are still being loaded.
-        registry: the series of this gateway.
-        clock: returns monotonic seconds, on which lanes say when the last reply came.
     """
 
     def __init__(

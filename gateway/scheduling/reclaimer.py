@@ -27,13 +27,7 @@ log = logging.getLogger("millstream.reclaimer")
 
 
 class CircuitBreaker:
-    """Refuses, for some time, versions that repeatedly end their workers. All gateways count together, in Redis.
-
-    Args:
-        link: returns the link to a pool; None while there is no link.
-        lanes: of the gateway.
-        registry: counts the events of each version.
-    """
+    """Refuses, for some time, versions that repeatedly end their workers. All gateways count together, in Redis."""
 
     def __init__(self, link: Callable[[str], ProducerLink | None], lanes: LaneTable, registry: MetricsRegistry) -> None:
         self._link = link

@@ -96,14 +96,7 @@ def bill(request: Request, principal: Principal) -> None:
 
 
 class Admission:
-    """Counts the requests and bytes in flight of one gateway. Refuses with UNAVAILABLE (503) when it is full.
-
-    Args:
-        requests_max: limit on the requests in flight.
-        bytes_max: limit on the bytes of their messages.
-        in_flight: shows the number of requests in flight.
-        refused: counts refused requests.
-    """
+    """Counts the requests and bytes in flight of one gateway. Refuses with UNAVAILABLE (503) when it is full."""
 
     __slots__ = ("_bytes_max", "_gauge", "_refused", "_requests_max", "bytes", "closed", "requests")
 

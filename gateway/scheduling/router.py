@@ -70,9 +70,6 @@ class Router:
     """Opens and closes lanes as versions come and go, and finds the route of a path. It is the owner of the lanes.
 
     Args:
-        producer: has the table of lanes, and connects to pools.
-        demands: has versions loaded that no worker has.
-        shared: by all lanes.
         host: token of the host whose workers share memory with this gateway.
         codec_of: makes the codec of a version. It blocks if the version has label files.
     """

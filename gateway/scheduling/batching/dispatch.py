@@ -337,12 +337,7 @@ class DispatchPolicy:
 
 
 def shared_rows(profile: Profile, rows_efficient: int) -> int:
-    """Return the rows that run together while other lanes of the pool are in use: at most `rows_efficient`.
-
-    Args:
-        profile: measured run times.
-        rows_efficient: rows of an efficient run.
-    """
+    """Return the rows that run together while other lanes of the pool are in use: at most `rows_efficient`."""
     within = profile.rows_within(max(TURN_S, TURN_RUNS * profile.predict(1)), rows_efficient)
     # Workers may ask for a size that was never measured: the profile predicts no gain for it. Try small steps.
     return min(rows_efficient, 2 * within) if within == profile.largest else within

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 import millstream.plugins.compat.triton.trace
-from millstream.gateway.catalog import shared_settings
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import InputTensor
-from millstream.plugins.compat.triton import trace_file
+from millstream.plugins.compat.triton import shared_settings, trace_file
 from millstream.plugins.compat.triton.log import SharedLogSettings
 from millstream.plugins.compat.triton.shared_settings import Locked, SharedDocument, when_unlocked
 from millstream.plugins.compat.triton.trace import SharedTraceSettings
