@@ -15,7 +15,7 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream.gateway.access.audit_trail import AuditTrail
-from millstream.gateway.admin import adapter as admin
+from millstream.gateway.admin import routes_server as admin
 from millstream.gateway.connection.exchange import METHOD
 from millstream.gateway.http import operation
 from millstream.gateway.http.adapter import Adapter, Place

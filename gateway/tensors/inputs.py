@@ -10,7 +10,7 @@ import numpy as np
 
 from millstream.gateway.tensors.json_document import excerpt, raise_missing, raise_mistyped
 from millstream.services.errors import Failure, invalid
-from millstream.services.model.datatypes import BYTES, DATATYPES, ELEMENTS_MAX, ITEM_BYTES
+from millstream.services.model.datatypes import BINARY_ONLY, BYTES, DATATYPES, ELEMENTS_MAX, ITEM_BYTES, NUMPY
 from millstream.services.model.signature import TensorSpec
 
 Buffer = bytes | bytearray | memoryview | np.ndarray[Any, Any]
@@ -28,18 +28,7 @@ class InputTensor(NamedTuple):
 ABSENT = InputTensor((-1, -1), b"", 0)
 #: datatype -> struct code in native byte order (little-endian wherever ONNX Runtime runs). The native codes are the
 #: fast ones, and the native "f" turns a number out of range into infinity, as numpy's cast does
-_CODES = {
-    "UINT8": "B",
-    "UINT16": "H",
-    "UINT32": "I",
-    "UINT64": "Q",
-    "INT8": "b",
-    "INT16": "h",
-    "INT32": "i",
-    "INT64": "q",
-    "FP32": "f",
-    "FP64": "d",
-}
+_CODES = {name: dtype.char for name, dtype in NUMPY.items() if name not in {"BOOL", *BINARY_ONLY}}
 _JSON_TYPES = {"BOOL": "boolean", "BYTES": "string", "FP32": "number", "FP64": "number"}
 
 _EXTENTS_MAX = 256  # shapes cached for each input; then the cache is emptied

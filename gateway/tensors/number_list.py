@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,23 +33,17 @@ _EDGE_BYTES_MAX = 4096  # brackets and white space before the first number, and 
 _LEAD = re.compile(rb"[\[ \t\r\n]*")
 
 
-class _Outline(NamedTuple):
-    """How the brackets of a list are nested."""
-
-    leading: int  # brackets before the first number
-    level: int  # depth of the outermost list that has several elements
-
-
 class NumberList:
     """A part of a JSON text, from `start` (its "[") to `end` (after its "]"): balanced brackets and numbers alone."""
 
-    __slots__ = ("_outline", "_text", "end", "start")
+    __slots__ = ("_level", "_text", "end", "rank", "start")
 
-    def __init__(self, text: bytes, start: int, end: int, outline: _Outline) -> None:
+    def __init__(self, text: bytes, start: int, end: int, rank: int, level: int) -> None:
         self.start = start
         self.end = end
+        self.rank = rank  # nesting of lists at the first number
         self._text = text
-        self._outline = outline
+        self._level = level  # depth of the outermost list that has several elements
 
     @classmethod
     def of(cls, text: bytes, start: int, end: int) -> NumberList | None:
@@ -59,17 +53,12 @@ class NumberList:
         if first < 0 or last - first < LIST_BYTES_MIN:
             return None
         outline = _outline(text, first, last)
-        return None if outline is None else cls(text, first, last, outline)
-
-    @property
-    def rank(self) -> int:
-        """Nesting of lists at the first number."""
-        return self._outline.leading
+        return None if outline is None else cls(text, first, last, *outline)
 
     @property
     def leading_ones(self) -> int:
         """How many of the outermost lists have only one element."""
-        return self._outline.level - 1
+        return self._level - 1
 
     def pieces(self) -> Iterator[list[Any]]:
         """Yield the numbers in order, as lists nested as the text is. Raises Failure(INVALID) where it is not JSON."""
@@ -89,9 +78,8 @@ class NumberList:
 
     def rows(self) -> Iterator[list[Any]]:
         """Yield a few elements at a time of the outermost list with several. Raises Failure: INVALID, TOO_LARGE."""
-        text, level = self._text, self._outline.level
-        at, end = self.start, self.end
-        for _ in range(level):
+        text, at, end = self._text, self.start, self.end
+        for _ in range(self._level):
             at = text.index(b"[", at) + 1
             end = text.rindex(b"]", at, end)
         while at <= end:
@@ -107,10 +95,9 @@ class NumberList:
 
     def _cut(self, at: int, end: int) -> int:
         """Return the position of the last comma between elements within the size of a piece, or `end`."""
-        text, level = self._text, self._outline.level
-        size = PIECE_BYTES
+        text, size = self._text, PIECE_BYTES
         while end - at > size:
-            if self._outline.leading == level:
+            if self.rank == self._level:
                 cut = text.rfind(b",", at, at + size)
             else:
                 codes = np.frombuffer(text, np.uint8, size, at)
@@ -124,7 +111,8 @@ class NumberList:
         return end
 
 
-def _outline(text: bytes, start: int, end: int) -> _Outline | None:
+def _outline(text: bytes, start: int, end: int) -> tuple[int, int] | None:
+    """Return the nesting at the first number, and at the outermost list with several elements; None: it is no list."""
     lead = _LEAD.match(text, start, min(end, start + _EDGE_BYTES_MAX))
     assert lead is not None
     tail = text[max(start, end - _EDGE_BYTES_MAX) : end]
@@ -149,7 +137,7 @@ def _outline(text: bytes, start: int, end: int) -> _Outline | None:
         raise Failure(
             Code.TOO_LARGE, f"a list of numbers has more than {LISTS_MAX} lists in it: send it in binary form, or flat"
         )
-    return _Outline(leading, level)
+    return leading, level
 
 
 def _depths(codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -212,19 +212,18 @@ def _bucket(rate: float | None, window_s: float, now: float) -> Bucket | None:
 
 #: Gateways whose use is remembered. A gateway without calls sends nothing, and later continues with its totals.
 GATEWAYS_MAX = 256
-_Text = dict[str, tuple[float, float, float, int, int]]
-_decoder = msgspec.json.Decoder(_Text)
+_decoder = msgspec.json.Decoder(dict[str, Use])
 
 
 def write_use(accounts: Mapping[str, Account]) -> str:
     """Return the text of a gateway: what each key has used through it."""
-    return msgspec.json.encode({key_id: tuple(account.use) for key_id, account in accounts.items()}).decode()
+    return msgspec.json.encode({key_id: account.use for key_id, account in accounts.items()}).decode()
 
 
 def read_use(text: str) -> dict[str, Use]:
     """Return the content of a text; empty if another release wrote it."""
     try:
-        return {key_id: Use(*use) for key_id, use in _decoder.decode(text).items()}
+        return _decoder.decode(text)
     except msgspec.DecodeError:
         return {}
 
