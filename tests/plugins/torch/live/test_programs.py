@@ -49,7 +49,8 @@ def test_a_pushed_program_is_served(stack: Stack, tmp_path: Path) -> None:
     said = Millstream(stack.home).ok("push", "pair", path, "--config", '{"batching": true}')
     assert "ready" in said
     version = stack.http.get("/admin/v1/models/pair/versions/1").json()
-    assert version["inputs"] == [{"name": name, "datatype": "FP32", "shape": [-1, 4]} for name in ("a", "b")]
+    inputs = [(tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in version["inputs"]]
+    assert inputs == [(name, "FP32", [-1, 4]) for name in ("a", "b")]
     assert [one["name"] for one in version["outputs"]] == ["output_0", "output_1"]
     assert version["batching_decided"] in {"proven", "requested"}
     a, b = np.full((3, 4), 5, np.float32), np.full((3, 4), 2, np.float32)
