@@ -156,7 +156,7 @@ def test_global_settings_hold_for_all_models_in_all_gateways_and_files_have_an_i
     for number in range(2):
         with stack.gateway(number) as gateway:
             wait_until(partial(_traces_now, gateway, path, number), what="tracing")
-    names = sorted(path.parent.glob("t.json.*"))
+    names = sorted(path.parent.glob("trace.json.*"))
     assert len(names) >= 2
     for name in names:
         found = traces(name, 2)
@@ -170,7 +170,7 @@ def _traces_now(gateway: httpx2.Client, path: Path, before: int) -> bool:
     infer(gateway, "m")
     infer(gateway, "m")
     infer(gateway, "n")
-    return len(list(path.parent.glob("t.json.*"))) > before
+    return len(list(path.parent.glob("trace.json.*"))) > before
 
 
 def test_a_models_own_value_can_be_cleared_and_mistakes_are_told(stack: Stack) -> None:
