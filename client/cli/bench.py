@@ -8,7 +8,8 @@ from urllib.parse import quote
 
 import typer
 
-from millstream.client.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
+from millstream.client.address import ServerAddress
+from millstream.client.cli.options import Endpoint, Json, Key, Name, server_address
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millstream.client.cli.failures import show_warning
-from millstream.client.cli.options import Endpoint, Json, Key, Name, ServerAddress, labels_of, server_address
+from millstream.client.cli.options import Endpoint, Json, Key, Name, labels_of, open_client
 from millstream.client.cli.terminal import emit, escape, labels_text, results, show_detail
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def configure(
     The settings hold for the model's name, whatever version it resolves to, and take effect at once. What is not named
     stays as it is.
     """
-    changes = {
+    changes: dict[str, Any] = {
         "pools": None if pools is None else [pool for part in pools.split(",") if (pool := part.strip())],
         "instances_min": instances_min,
         "instances_max": instances_max,
@@ -67,20 +67,14 @@ def configure(
         "labels": {name: value or None for name, value in labels_of(label).items()} or None,
     }
     given = {field: value for field, value in changes.items() if value is not None}
-    found = _configure(server_address(context, endpoint, key), name, given)
+    with open_client(context, endpoint, key) as client:
+        found = client.configure(name, **given) if given else client.settings(name)
     if json_output:
         emit(found)
         return
     for warning in found["warnings"]:
         show_warning(warning)
     _show(found)
-
-
-def _configure(server: ServerAddress, name: str, changes: dict[str, Any]) -> EndpointSettings:
-    from millstream.client.client import Client
-
-    with Client(server, retries=0) as client:
-        return client.configure(name, **changes) if changes else client.settings(name)
 
 
 def _show(found: EndpointSettings) -> None:

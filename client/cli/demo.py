@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.client.cli.options import Endpoint, Json, Key, ServerAddress, server_address
+from millstream.client.cli.options import Endpoint, Json, Key, open_client, server_address
 from millstream.services.environment import revision
 from millstream.services.version import VERSION
 
@@ -48,15 +48,8 @@ def demo(
     `millstream up` loads unless it is started with --no-example.
     """
     server = server_address(context, endpoint, key)
-    _check(server)
+    with open_client(context, endpoint, key) as client:
+        client.metadata("digits")  # raises Failure if no server answers or the example model is missing
     from millstream.examples.digits.demo import run
 
     raise typer.Exit(run(server.url, connections=connections, json_output=json_output, trust=server.trust))
-
-
-def _check(server: ServerAddress) -> None:
-    """Raise Failure if no server answers or the example model is missing."""
-    from millstream.client.client import Client
-
-    with Client(server, retries=0) as client:
-        client.metadata("digits")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from millstream.client.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
+from millstream.client.cli.options import Endpoint, Json, Key, Name, open_client
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,8 +21,8 @@ def describe(
     """Show a model: its versions, signature, state on each worker and measured execution times."""
     from millstream.client.cli.terminal import emit, escape, labels_text, results
 
-    server = server_address(context, endpoint, key)
-    model = _model(server, name)
+    with open_client(context, endpoint, key) as client:
+        model, url = client.model(name), client.url
     if json_output:
         emit(model)
         return
@@ -47,7 +47,7 @@ def describe(
     for version in reversed(model["versions"]):
         _show(console, version)
     if serving is not None:
-        _show_calls(console, server.url, model)
+        _show_calls(console, url, model)
 
 
 def _show_calls(console: Console, url: str, model: Model) -> None:
@@ -57,13 +57,6 @@ def _show_calls(console: Console, url: str, model: Model) -> None:
     console.print()
     for call in calls_of(url, model["name"], usage):
         console.print(call, style="dim", markup=False, highlight=False, soft_wrap=True)
-
-
-def _model(server: ServerAddress, name: str) -> Model:
-    from millstream.client.client import Client
-
-    with Client(server, retries=0) as client:
-        return client.model(name)
 
 
 def tensors(specs: Sequence[Tensor]) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from millstream.client.cli.failures import usage_of, wrong_usage
-from millstream.client.cli.options import Endpoint, Json, Key, server_address
+from millstream.client.cli.options import Endpoint, Json, Key, open_client
 from millstream.client.cli.terminal import emit, escape, results, show_rows, size
 from millstream.services.process.machine_share import parse_size
 
@@ -90,9 +90,7 @@ def keys(
         document["name"] = name
     if grace is not None:
         document["grace_s"] = _seconds("--grace", grace)
-    from millstream.client.client import Client
-
-    with Client(server_address(context, endpoint, key), retries=0) as client:
+    with open_client(context, endpoint, key) as client:
         found = client.keys(action.value, name, document, forget=forget)
     if json_output:
         emit(found)
@@ -150,9 +148,7 @@ def audit(
     key: Key = None,
 ) -> None:
     """Show what was changed through the admin API: when, by whom, from where, and how it ended. The newest is last."""
-    from millstream.client.client import Client
-
-    with Client(server_address(context, endpoint, key)) as client:
+    with open_client(context, endpoint, key) as client:
         first = None if since is None else time.time() - _seconds("--since", since)  # noqa: TID251 - instants for people
         entries = client.audit(lines, key=of, model=model, since=first)
     if json_output:

@@ -1,15 +1,27 @@
-"""`millstream models`, `millstream activate` and `millstream rm`: list models, choose versions, delete them."""
+"""`millstream models`, `activate`, `load`, `unload` and `rm`: list models, choose what serves, delete."""
 
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from millstream.client.cli.failures import wrong_usage
-from millstream.client.cli.options import Endpoint, Json, Key, Name, ServerAddress, labels_of, server_address
-from millstream.client.cli.terminal import ago, emit, escape, labels_text, results, show_rows, size, state, working
+from millstream.client.cli.options import Endpoint, Json, Key, Name, labels_of, open_client
+from millstream.client.cli.terminal import (
+    ago,
+    duration,
+    emit,
+    escape,
+    labels_text,
+    results,
+    show_rows,
+    size,
+    state,
+    working,
+)
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
@@ -35,7 +47,8 @@ def models(
     The column WORKERS shows how many of the workers that hold a version are ready.
     """
     labels = labels_of(label)
-    listed = _models(server_address(context, endpoint, key), owner, labels)
+    with open_client(context, endpoint, key) as client:
+        listed = client.models(owner=owner, labels=labels)
     if json_output:
         emit(listed)
         return
@@ -74,13 +87,6 @@ def _team(model: Model) -> tuple[str, str]:
     return escape(model.get("owner", "")), escape(labels_text(model.get("labels", {})))
 
 
-def _models(server: ServerAddress, owner: str | None, labels: dict[str, str]) -> list[Model]:
-    from millstream.client.client import Client
-
-    with Client(server, retries=0) as client:
-        return client.models(owner=owner, labels=labels)
-
-
 def _role(model: Model, version: ListedVersion) -> str:
     if version["version"] is None:
         return ""
@@ -110,9 +116,14 @@ def activate(
     The previous version answers until this one is ready: no request fails in between. Requests that name a version
     reach that one as before.
     """
-    server = server_address(context, endpoint, key)
-    with working(f"activating {name} version {version}", quiet=json_output):
-        model = _activate(server, name, version, wait_s=WAIT_S if wait else 0)
+    with (
+        open_client(context, endpoint, key) as client,
+        working(f"activating {name} version {version}", quiet=json_output),
+    ):
+        model = client.activate(name, version)
+        if wait and model["serving"] != version:
+            client.wait(name, version, timeout=WAIT_S)
+            model = client.model(name)
     if json_output:
         emit(model)
     elif model["serving"] == version:
@@ -121,15 +132,45 @@ def activate(
         print(f"{name} version {version} serves when it is ready")
 
 
-def _activate(server: ServerAddress, name: str, version: int, *, wait_s: float) -> Model:
-    from millstream.client.client import Client
+def load(
+    context: typer.Context,
+    name: Name,
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help='Triton model configuration to use, such as {"max_batch_size": 8}.'),
+    ] = None,
+    json_output: Json = False,
+    endpoint: Endpoint = None,
+    key: Key = None,
+) -> None:
+    """Serve a model that was unloaded, or reload one of a Triton model repository from its current files.
 
-    with Client(server, retries=0) as client:
-        model = client.activate(name, version)
-        if not wait_s or model["serving"] == version:
-            return model
-        client.wait(name, version, timeout=wait_s)
-        return client.model(name)
+    The version that serves now keeps serving until the new one is ready, and also if the load fails.
+    """
+    started = time.monotonic()
+    with open_client(context, endpoint, key) as client, working(f"loading {name}", quiet=json_output):
+        client.load(name, config=config)
+    seconds = round(time.monotonic() - started, 3)
+    if json_output:
+        emit({"loaded": name, "seconds": seconds})
+    else:
+        print(f"loaded {name} in {duration(seconds)}")
+
+
+def unload(
+    context: typer.Context, name: Name, json_output: Json = False, endpoint: Endpoint = None, key: Key = None
+) -> None:
+    """Stop serving a model. Nothing is deleted: `millstream load` serves it again.
+
+    Requests in flight are still answered; later requests get "not found". The model stays unloaded after a restart.
+    """
+    with open_client(context, endpoint, key) as client:
+        client.model(name)
+        client.unload(name)
+    if json_output:
+        emit({"unloaded": name})
+    else:
+        print(f"unloaded {name}")
 
 
 def rm(
@@ -151,7 +192,6 @@ def rm(
     Requests in flight are still answered; later requests get "not found". The files are deleted and cannot be restored.
     Asks first on a terminal; elsewhere, --yes or --force is needed.
     """
-    server = server_address(context, endpoint, key)
     what = f"{name} with all its versions" if version is None else f"{name} version {version}"
     if not yes and not force:
         if not sys.stdin.isatty():
@@ -159,7 +199,8 @@ def rm(
         if not typer.confirm(f"Delete {what}?", err=True):
             raise Failure(Code.CANCELLED, "nothing was deleted")
     try:
-        _remove(server, name, version, force=force)
+        with open_client(context, endpoint, key) as client:
+            client.remove(name, version, force=force)
     except Failure as failure:
         if failure.code is not Code.CONFLICT or force or version is None:
             raise
@@ -168,10 +209,3 @@ def rm(
         emit({"deleted": {"model": name, "version": version}})
     else:
         print(f"deleted {what}")
-
-
-def _remove(server: ServerAddress, name: str, version: int | None, *, force: bool) -> None:
-    from millstream.client.client import Client
-
-    with Client(server, retries=0) as client:
-        client.remove(name, version, force=force)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,6 +12,9 @@ from millstream.client.address import URL_DEFAULT, ServerAddress, find_server, i
 from millstream.client.cli.failures import show_warning, usage_of, wrong_usage
 from millstream.services.environment import client_variable
 from millstream.services.model.names import check_name
+
+if TYPE_CHECKING:
+    from millstream.client.client import Client
 
 
 def _valid_name(name: str) -> str:
@@ -119,6 +122,14 @@ def server_address(context: typer.Context, endpoint: str | None, key: str | None
     return replace(server, warnings=())  # they are shown now
 
 
+def open_client(context: typer.Context, endpoint: str | None, key: str | None) -> Client:
+    """Return a client of the server to call, to be used in a `with` block. Calls are not repeated."""
+    # Imported here: the help of all commands must not wait for numpy.
+    from millstream.client.client import Client
+
+    return Client(server_address(context, endpoint, key), retries=0)
+
+
 def asked_endpoint(context: typer.Context, endpoint: str | None, key: str | None) -> ServerAddress | None:
     """Return the server that --endpoint names; None without the option: the command is about this machine then."""
     shared = context.obj if isinstance(context.obj, Shared) else Shared()
@@ -144,19 +155,3 @@ def local_home(context: typer.Context, home: Path | None) -> Path:
                 "another server or none: call it on that server's machine with --home"
             )
     return folder
-
-
-__all__ = [
-    "Endpoint",
-    "Json",
-    "Key",
-    "ModelName",
-    "Name",
-    "ServerAddress",
-    "Version",
-    "asked_endpoint",
-    "labels_of",
-    "load_settings",
-    "local_home",
-    "server_address",
-]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.client.cli.options import Endpoint, Json, Key, ModelName, ServerAddress, server_address
+from millstream.client.cli.options import Endpoint, Json, Key, ModelName, open_client
 from millstream.client.cli.terminal import (
     GAP_COLUMNS,
     age,
@@ -65,10 +65,10 @@ def placement(
     Versions on standby are loaded at their first call; SIZE and LOAD are what that takes, ~ if it is predicted because
     they were never loaded. With --watch, tables are cut to the height of the terminal, the latest used first.
     """
-    server = server_address(context, endpoint, key)
     console = results()
     while True:
-        found = _placement(server, name)
+        with open_client(context, endpoint, key) as client:
+            found = client.placement(name)
         picture = watch and console.is_terminal and not json_output
         if picture:
             console.clear()
@@ -81,13 +81,6 @@ def placement(
         if not picture:
             sys.stdout.flush()
         time.sleep(WATCH_S)
-
-
-def _placement(server: ServerAddress, name: str | None) -> Placement:
-    from millstream.client.client import Client
-
-    with Client(server, retries=0) as client:
-        return client.placement(name)
 
 
 def _rows_max(height: int, found: Placement) -> int:

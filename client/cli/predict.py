@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from millstream.client.address import ServerAddress
 from millstream.client.cli.failures import wrong_usage
-from millstream.client.cli.options import Endpoint, Json, Key, Name, ServerAddress, Version, server_address
+from millstream.client.cli.options import Endpoint, Json, Key, Name, Version, server_address
 
 #: Longest wait for the load of a model whose load takes longer than one request may wait.
 LOAD_WAIT_S_MAX = 900.0

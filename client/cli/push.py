@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
+from millstream.client.address import ServerAddress
 from millstream.client.cli.failures import usage_of, wrong_usage
-from millstream.client.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
+from millstream.client.cli.options import Endpoint, Json, Key, Name, server_address
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:

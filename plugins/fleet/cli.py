@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.client.cli.options import Endpoint, Json, Key, ServerAddress, server_address
+from millstream.client.address import ServerAddress
+from millstream.client.cli.options import Endpoint, Json, Key, server_address
 from millstream.client.cli.terminal import duration, emit, escape, rate, results, show_rows
 from millstream.services.errors import Code, Failure
 from millstream.services.process.printable import printable

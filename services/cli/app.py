@@ -215,7 +215,7 @@ COMMANDS = (
     Command(
         name="load",
         panel="Models",
-        function="millstream.client.cli.load:load",
+        function="millstream.client.cli.models:load",
         examples=(
             "millstream load resnet",
             "millstream load resnet --config '{\"max_batch_size\": 8}'",
@@ -224,7 +224,7 @@ COMMANDS = (
     Command(
         name="unload",
         panel="Models",
-        function="millstream.client.cli.load:unload",
+        function="millstream.client.cli.models:unload",
         examples=("millstream unload resnet",),
     ),
     Command(
