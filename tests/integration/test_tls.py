@@ -176,9 +176,11 @@ def test_the_command_line_trusts_the_installation_of_its_home(secure: Secure, ar
 
 
 def test_the_python_client_trusts_the_authority(secure: Secure, tmp_path: Path) -> None:
-    with Client(secure.stack.url, ca_file=secure.authority.certificate, retries=0) as client:
+    with Client(secure.stack.url, key=secure.stack.key, ca_file=secure.authority.certificate, retries=0) as client:
         assert [model["name"] for model in client.models()] == ["tls"]
-    with Client(secure.stack.url, ca_file=Authority(tmp_path, "stranger").certificate, retries=0) as client:
+    with Client(
+        secure.stack.url, key=secure.stack.key, ca_file=Authority(tmp_path, "stranger").certificate, retries=0
+    ) as client:
         with pytest.raises(ConnectionFailed, match="MILLSTREAM_CA_FILE") as caught:
             client.models()
         assert caught.value.cause is Cause.TLS

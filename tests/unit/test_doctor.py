@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import pytest
 
 from millstream.services.cli.commands import doctor
 from millstream.services.cli.doctor import machine
-from millstream.services.cli.doctor.installation import _frozen
 from millstream.services.cli.doctor.machine import Check, machine_checks
 from millstream.services.cli.doctor.redis import checks_of, redis_checks
 from millstream.services.environment import child_environment
@@ -27,7 +25,6 @@ from millstream.services.sandbox import confine, landlock, seccomp
 from millstream.services.settings import Settings
 from tests.kit.fleet import PROGRAMS, fleet
 from tests.kit.redis_server import redis_server
-from tests.kit.stack import sigstopped
 from tests.kit.wait import wait_until
 
 #: Other tests may have any port.
@@ -234,23 +231,3 @@ def test_a_machine_whose_clock_is_wrong_is_told(tmp_path: Path) -> None:
     assert found["Worker clock"]["state"] == found["Clock"]["state"] == "warn"
     assert "31 s ahead of" in found["Worker clock"]["detail"]
     assert "3,600 s behind" in found["Clock"]["detail"]
-
-
-def test_processes_that_a_signal_stopped_are_named(tmp_path: Path) -> None:
-    """Those of the installation in this home: children of the process that holds its lock."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "lock").write_text(json.dumps({"pid": os.getpid()}))
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "--pool", "cpu"])
-    try:
-        assert _frozen(Settings(home=tmp_path)) == []
-        with sigstopped(child.pid):
-            (check,) = _frozen(Settings(home=tmp_path))
-            assert check.state == "warn"
-            assert f"{child.pid} is stopped: " in check.detail
-            assert "--pool cpu" in check.detail
-        (tmp_path / "run" / "lock").write_text(json.dumps({"pid": 1}))
-        with sigstopped(child.pid):
-            assert _frozen(Settings(home=tmp_path)) == []
-    finally:
-        child.kill()
-        child.wait()

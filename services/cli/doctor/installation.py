@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.services.cli.doctor.machine import Check
@@ -39,55 +37,35 @@ def server_checks(server: ServerAddress) -> list[Check]:
 
 
 def _governed(client: Client) -> list[Check]:
-    """Return the checks of what its admin API tells."""
+    """Return the checks of what its admin API tells. Raises ConnectionFailed."""
+    from millstream.client.errors import ConnectionFailed
+
     try:
         return [_controller(client.placement()["leader"]), *_clocks(client.workers())]
+    except ConnectionFailed:
+        raise
     except Failure as failure:
-        return [Check("Controller", "warn", failure.message, "its admin API needs a key: --key")]
+        return [Check("Controller", "warn", failure.message, "its admin API needs a key: MILLSTREAM_ADMIN_KEY, --key")]
 
 
 def installation_checks(settings: Settings) -> list[Check]:
-    """Return the checks of the installation; nothing if there is none."""
+    """Return the checks of the installation in this home, or of the one that MILLSTREAM_ENDPOINT names, if any."""
     from millstream.client.address import find_server, url_of_home
     from millstream.client.client import Client
     from millstream.client.errors import ConnectionFailed
 
     endpoint = client_variable("MILLSTREAM_ENDPOINT")
     if not endpoint and url_of_home(settings.home) is None:
-        return _frozen(settings)  # it has no gateway, or does not run
-    frozen = _frozen(settings)
+        return []
     try:
         with Client(find_server(None, None), retries=0, timeout=SERVER_S_MAX) as client:
-            return [_controller(client.placement()["leader"]), *_clocks(client.workers()), *frozen]
+            return _governed(client)
     except ConnectionFailed:
         if not endpoint:
-            return frozen  # an installation that was killed left its address
+            return []  # an installation that was killed left its address
         return [Check("Controller", "warn", f"no server answers at {endpoint}", "start it, or unset it")]
     except Failure as failure:
-        return [*frozen, Check("Controller", "warn", failure.message, "its admin API needs MILLSTREAM_ADMIN_KEY")]
-
-
-def _frozen(settings: Settings) -> list[Check]:
-    """Find processes of `millstream up` in this home that a signal has stopped."""
-    from millstream.services.supervisor.lock import read_holder
-
-    pid = read_holder(settings.home.expanduser() / "run").get("pid")
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError):  # it has just ended
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-            if state == "T" and int(parent) == pid:
-                command = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found.append((int(stat.parent.name), command.strip()))
-    return [
-        Check(
-            "Processes",
-            "warn",
-            f"{child} is stopped: {command[:100]}",
-            f"kill -CONT {child}; it is replaced after 30 s",
-        )
-        for child, command in found
-    ]
+        return [Check("Controller", "warn", failure.message)]
 
 
 def _controller(leader: Any) -> Check:

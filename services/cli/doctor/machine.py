@@ -244,15 +244,12 @@ def certificate_checks(settings: Settings) -> list[Check]:
     days = int((ends - now) // _SECONDS_OF_DAY)
     detail = f"{files.certificate} fits its key{', clients need one of theirs' if files.client_ca else ''}, "
     detail += f"expires on {time.strftime('%Y-%m-%d', time.gmtime(ends))}, in {days} days"
-    found = [Check("Certificate", "ok", detail)]
+    advice = "renew it: gateways read the new files without a restart"
     if identity.expired(now):
-        found = [Check("Certificate", "warn", f"{detail}: it has expired", "clients refuse it: renew it")]
+        detail, advice = f"{detail}: it has expired", "clients refuse it: renew it"
     elif identity.premature(now):
-        advice = "clients refuse it: check this machine's clock"
-        found = [Check("Certificate", "warn", f"{detail}, and is not valid yet", advice)]
-    elif days < _DAYS_LEFT_MIN:
-        advice = "renew it: gateways read the new files without a restart"
-        found = [Check("Certificate", "warn", detail, advice)]
+        detail, advice = f"{detail}, and is not valid yet", "clients refuse it: check this machine's clock"
+    found = [judged("Certificate", detail, advice, wrong=days < _DAYS_LEFT_MIN or identity.premature(now))]
     if files.key.stat().st_mode & stat.S_IROTH:
         advice = f"who has it can pretend to be this server: chmod o-r {files.key}"
         found.append(Check("Private key", "warn", f"all users may read {files.key}", advice))
