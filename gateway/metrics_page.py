@@ -15,8 +15,8 @@ from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.label_limit import Exists
-from millstream.services.metrics.merge import Totals
 from millstream.services.metrics.page import GaugeSample, MetricsPage
+from millstream.services.metrics.record import Totals
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.plugin.registry import contributions
 from millstream.services.queue.cluster_state import ClusterState

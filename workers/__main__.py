@@ -31,7 +31,7 @@ from millstream.services.crashes.run_marks import RunMark, runs_dir
 from millstream.services.device import find_device, installed_packages, missing_for
 from millstream.services.errors import Code, Failure
 from millstream.services.installation import installation_name, shared_metrics
-from millstream.services.metrics.exposition import serve
+from millstream.services.metrics.page import serve
 from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.plugin.registry import contributions

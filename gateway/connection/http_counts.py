@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from millstream.gateway.connection.request_head import InferPath
 from millstream.services.metrics.catalogue import HTTP_REQUESTS
-from millstream.services.metrics.merge import OTHER
+from millstream.services.metrics.record import OTHER
 from millstream.services.metrics.registry import Counter, MetricsRegistry
 
 #: The templates of the infer routes, as in protocols/v2/routes_infer.py.

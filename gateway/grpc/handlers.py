@@ -26,7 +26,7 @@ from millstream.gateway.http.deps import Deps
 from millstream.services.access.scopes import LIST, Need, Row
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.catalogue import GRPC_CALLS, RequestProtocol
-from millstream.services.metrics.merge import OTHER
+from millstream.services.metrics.record import OTHER
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.plugin.registry import contributions
 

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from millstream.services.metrics.catalogue import Kind
-from millstream.services.metrics.merge import Totals
-from millstream.services.metrics.record import CHUNK_BYTES, Key, has_series, parse_chunk, records
+from millstream.services.metrics.record import CHUNK_BYTES, Key, Totals, has_series, parse_chunk, records
 
 VALUES_SUFFIX = ".values"
 NEW_SUFFIX = ".new"

@@ -13,7 +13,7 @@ from enum import IntEnum, StrEnum
 
 from millstream.services.errors import Code
 from millstream.services.metrics.catalogue import Kind, Metric
-from millstream.services.metrics.merge import Totals
+from millstream.services.metrics.record import Totals
 
 ROWS_EXACT_MAX = 128  # up to this size each size of a run has a series; larger ones are rounded up to powers of two
 

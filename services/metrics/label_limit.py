@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 from millstream.services.metrics import inference
 from millstream.services.metrics.catalogue import CATALOGUE, REQUESTS, Kind
-from millstream.services.metrics.merge import OTHER, Totals
-from millstream.services.metrics.record import Key
+from millstream.services.metrics.record import OTHER, Key, Totals
 
 #: interval at which the busiest models are chosen again
 CHOOSE_S = 60.0

@@ -1,4 +1,4 @@
-"""The metrics page of a gateway: totals of all processes -> text format 0.0.4 or OpenMetrics.
+"""The metrics page: totals of all processes -> text format 0.0.4 or OpenMetrics; `serve` has it on a port of its own.
 
 The lines of a series are rendered again only if its values changed since the last page, so the cost depends on the
 series in use. prometheus_client renders them, one series at a time.
@@ -6,19 +6,24 @@ series in use. prometheus_client renders them, one series at a time.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
+from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from millstream.services.metrics.catalogue import CACHE_HITS, CACHE_MISSES, CATALOGUE, REQUESTS, Metric
-from millstream.services.metrics.exposition import Rows, Shape, family, rows_of, shape_of
+from millstream.services.allowed_hosts import AllowedHosts
+from millstream.services.metrics.catalogue import CACHE_HITS, CACHE_MISSES, CATALOGUE, REQUESTS, Kind, Metric
 from millstream.services.metrics.label_limit import Exists, all_exist, other_labels
-from millstream.services.metrics.merge import Totals
+from millstream.services.metrics.record import Totals
 from millstream.services.metrics.registry import MetricsRegistry
 
 _EOF = b"# EOF\n"
@@ -30,6 +35,8 @@ _SERIES_PER_TURN = 100
 _PAUSE_S = 0.0005
 
 Encode = Callable[[Collector], bytes]
+Rows = list[tuple[tuple[str, ...], list[float]]]
+Shape = tuple[str, str, int, int]
 
 
 _Version = tuple[str, ...]  # model, version
@@ -191,3 +198,75 @@ class _SingleFamily(Collector):
 
     def collect(self) -> Iterable[Family]:
         return (self._collected,)
+
+
+def shape_of(metric: Metric) -> Shape:
+    """Return what all series of a metric have in common; an earlier release may have used its name differently."""
+    return metric.kind, metric.name, len(metric.labels), metric.slots
+
+
+def rows_of(totals: Totals) -> dict[Shape, Rows]:
+    """Return label values and values of all series, grouped by shape."""
+    rows: dict[Shape, Rows] = {}
+    for key, values in totals.items():
+        rows.setdefault((key.kind, key.name, len(key.labels), key.slots), []).append((key.labels, values))
+    return rows
+
+
+def family(metric: Metric, rows: Rows) -> Family:
+    """Return the series of a metric as a family of prometheus_client."""
+    if metric.kind is Kind.COUNTER:
+        counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, values in rows:
+            counter.add_metric(labels, values[0])
+        return counter
+    if metric.kind is Kind.HISTOGRAM:
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        bounds = [*map(floatToGoString, metric.buckets), "+Inf"]
+        for labels, values in rows:
+            histogram.add_metric(labels, list(zip(bounds, accumulate(values[:-1]), strict=True)), values[-1])
+        return histogram
+    gauge = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for labels, values in rows:
+        gauge.add_metric(labels, values[0])
+    return gauge
+
+
+def serve(
+    port: int,
+    registry: MetricsRegistry,
+    hosts: AllowedHosts,
+    host: str = "0.0.0.0",  # noqa: S104
+    ready: Callable[[], bool] = lambda: True,
+) -> tuple[WSGIServer, threading.Thread]:
+    """Serve scrapes from a thread of this process; stop it with `shutdown` and `server_close`. Raises OSError.
+
+    `/live` answers 200 while threads of this process run, and `/ready` 200 or 503, for probes.
+
+    Args:
+        port: to listen on.
+        registry: whose series are served.
+        hosts: the names by which scrapers may call: a web page that rebinds its name to this machine has another one.
+        host: the address to listen on.
+        ready: returns whether this process does what it is for.
+    """
+    page, rendering = MetricsPage(registry), threading.Lock()
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        path, status, content_type = environ.get("PATH_INFO"), "200 OK", "text/plain; charset=utf-8"
+        if not hosts.allow(environ.get("HTTP_HOST", "").encode("latin-1")):
+            status = "403 Forbidden"
+            body = b"this Host is not known as a name of this machine: name it in MILLSTREAM_ALLOWED_HOSTS\n"
+        elif path == "/live" or (path == "/ready" and ready()):
+            body = b"yes\n"
+        elif path == "/ready":
+            status, body = "503 Service Unavailable", b"not yet\n"
+        else:
+            with rendering:
+                body, content_type = page.render(environ.get("HTTP_ACCEPT"))
+        start_response(status, [("Content-Type", content_type)])
+        return [body]
+
+    server, thread = start_http_server(port, addr=host, registry=CollectorRegistry())
+    server.set_app(answer)
+    return server, thread

@@ -29,7 +29,7 @@ from millstream.services.metrics.label_limit import (
     fold,
     models_of,
 )
-from millstream.services.metrics.merge import Totals
+from millstream.services.metrics.record import Totals
 
 log = logging.getLogger("millstream.metrics")
 

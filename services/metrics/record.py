@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import add
 
 from millstream.services.metrics.catalogue import Kind
 
@@ -26,6 +27,7 @@ LABEL_CHARACTERS_MAX = 256
 _HEAD = struct.Struct("<IIHHI")
 _ALIGN = 64  # a cache line, so that series of different threads or processes never share one
 _FREE, _LIVE = 0, 1
+OTHER = "other"  # label value of series beyond a limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +100,20 @@ def parse_chunk(chunk: memoryview, first: bool, keys: dict[bytes, Key]) -> Itera
                 known = keys[key] = Key(Kind(kind), name, tuple(labels), slots)
             yield known, list(struct.unpack_from(f"<{slots}d", chunk, begin))
         at += size
+
+
+class Totals(dict[Key, list[float]]):
+    """Merged values by series."""
+
+    def merge(self, series: Iterable[tuple[Key, list[float]]], *, alive: bool, series_max: int | None = None) -> None:
+        """Add the series of a process, gauges only if it is alive; beyond `series_max` they go to the label `other`."""
+        for key, values in series:
+            if not (alive or key.kind.lasting):
+                continue
+            if series_max is not None and len(self) >= series_max and key not in self:
+                key = Key(key.kind, key.name, (OTHER,) * len(key.labels), key.slots)
+            known = self.get(key)
+            if known is None:
+                self[key] = list(values)
+            else:
+                self[key] = list(map(max if key.kind.largest else add, known, values))

@@ -21,14 +21,15 @@ from millstream.services.metrics import files
 from millstream.services.metrics.catalogue import SERIES_REFUSED, Kind, Metric
 from millstream.services.metrics.files import ReadCache
 from millstream.services.metrics.label_limit import Exists, all_exist, is_about_model, subject
-from millstream.services.metrics.merge import OTHER, Totals
 from millstream.services.metrics.page_totals import MODELS_MAX, PageTotals
 from millstream.services.metrics.record import (
     CHUNK_BYTES,
     HEADER_BYTES,
     LABEL_CHARACTERS_MAX,
     MAGIC,
+    OTHER,
     Key,
+    Totals,
     free_record,
     record_bytes,
     records,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.errors import Code, Failure
-from millstream.services.metrics.exposition import serve
+from millstream.services.metrics.page import serve
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.settings import Settings
 from millstream.services.supervisor.own_log import NAME

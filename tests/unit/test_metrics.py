@@ -17,9 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.metrics import catalogue, files
 from millstream.services.metrics.catalogue import CATALOGUE, Kind
-from millstream.services.metrics.exposition import serve
 from millstream.services.metrics.files import ReadCache
-from millstream.services.metrics.page import MetricsPage
+from millstream.services.metrics.page import MetricsPage, serve
 from millstream.services.metrics.record import (
     CHUNK_BYTES,
     HEADER_BYTES,

@@ -17,7 +17,7 @@ from millstream.gateway.metrics_page import AddedLines
 from millstream.plugins.compat.triton.statistics import loaded
 from millstream.services.metrics.gpus import Gpu, gpus
 from millstream.services.metrics.inference import FAILED, Field, Recorded, recorded
-from millstream.services.metrics.merge import OTHER, Totals
+from millstream.services.metrics.record import OTHER, Totals
 
 _Samples = list[tuple[dict[str, str], float]]
 

@@ -78,7 +78,7 @@ async def run_controller(settings: Settings, ready_fd: int | None, life: SignOfL
     LogLevel(NAME, settings.home / "run" / LOG_LEVELS, level.read).start()
     if settings.metrics_port:
         # Imported here: the library takes memory, and gateways serve the metrics of an installation on one machine.
-        from millstream.services.metrics.exposition import serve
+        from millstream.services.metrics.page import serve
 
         hosts = AllowedHosts(settings.allowed_host_list, (platform.node(),))
         serve(settings.metrics_port, loops.registry, hosts)

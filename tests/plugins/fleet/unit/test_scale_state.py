@@ -13,7 +13,7 @@ from millstream.plugins.fleet.controller.autoscaler import Autoscaler
 from millstream.plugins.fleet.controller.metrics import ScaleMetrics
 from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.plugins.fleet.scaling import GatewayLoads, PoolLoad, ScaleDecision, is_fresh
-from millstream.services.metrics.exposition import prometheus_registry
+from millstream.services.metrics.page import MetricsPage
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
@@ -161,7 +161,7 @@ def test_a_pool_that_no_setting_names_gets_no_order(redis_address, stored):
         assert set(await scene.rounds(10, 0.0)) == {2}
         decision, _ = await scene.decision()
         assert decision.reason == "unbounded"
-        shown = [sample.name for family in prometheus_registry(scene.metrics).collect() for sample in family.samples]
+        shown = MetricsPage(scene.metrics).render(None)[0].decode()
         assert "millstream_pool_queue_rows" in shown
         assert "millstream_workers_wanted" not in shown
         pool.worker("b").leave(1)
