@@ -27,19 +27,8 @@ FEATURES = (
 )  # fmt: skip
 #: packages of inference libraries and compilers, whose versions workers publish if they are installed
 PACKAGES = (
-    *(
-        "onnxruntime",
-        "onnxruntime-gpu",
-        "openvino",
-        "torch",
-        "jax",
-        "jaxlib",
-        "iree-base-runtime",
-        "iree-base-compiler",
-        "tensorrt",
-        "tritonclient",
-    ),
-    *("onnx", "nncf", "iree-base-compiler", "iree-base-runtime", "apache-tvm"),
+    *("onnxruntime", "onnxruntime-gpu", "openvino", "torch", "jax", "jaxlib", "iree-base-runtime"),
+    *("iree-base-compiler", "tensorrt", "tritonclient", "onnx", "nncf", "apache-tvm"),
 )
 _NAME = re.compile(r"^(?:model name|Model)\s*:\s*(.+)$", re.MULTILINE)
 _FLAGS = re.compile(r"^(?:flags|Features)\s*:\s*(.+)$", re.MULTILINE)

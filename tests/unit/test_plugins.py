@@ -140,12 +140,3 @@ def test_a_process_of_a_plugin_is_started_by_its_name() -> None:
     assert process("millstream.services.plugin").returncode == 2
     shown = process("millstream.services.plugin", "controller", "--help")
     assert (shown.returncode, "--life-fd" in shown.stdout) == (0, True)
-
-
-@pytest.mark.plugins
-def test_a_supervisor_of_the_release_before_starts_the_controller_by_its_old_name() -> None:
-    old, new = (process(*words, "--help").stdout for words in OLD_AND_NEW)
-    assert old == new != ""
-
-
-OLD_AND_NEW = (("millstream.services.controller",), ("millstream.services.plugin", "controller"))
