@@ -45,7 +45,7 @@ _NOT_READY = "no model answers yet: `millstream models` shows their states"
 
 
 class StartupView:
-    """Loads the models of `plan` when the installation has started, and logs what it does. Subclasses show it, too."""
+    """Loads the models of `plan` when the installation has started, and logs it. Subclasses show what it does, too."""
 
     def __init__(self, plan: PreloadPlan, key: str | None) -> None:
         self._plan = plan
@@ -54,6 +54,7 @@ class StartupView:
         self.load_s_max = math.inf if plan.required else PRELOADS_S_MAX
         self._failed: dict[str, str] = {}  # name -> reason
         self._others = 0  # models that serve, or were unloaded by a user
+        self._has_digits = False
 
     async def load_models(self, running: Running) -> None:
         """Load the models of the plan. A model that cannot be served is shown and stops nothing.
@@ -89,53 +90,95 @@ class StartupView:
 
     def show_line(self, line: str) -> None:
         """Show an event, which the supervisor has logged."""
+        self._show({"event": "message", "line": line}, f"[yellow]{escape(line)}[/]")
 
     def ready(self, running: Running) -> None:
         """Show that the installation serves."""
+        event = {"event": "ready", "url": running.url or None, "grpc": running.grpc, "pid": os.getpid()}
+        self._show(
+            event, *self._ready_lines(running), "[dim]stop[/]       Ctrl-C\n", f"[bold green]ready {running.serves}[/]"
+        )
 
     def stopped(self) -> None:
         """Show that a requested stop is complete."""
+        self._show({"event": "stopped"}, "[yellow]stopped[/]")
 
     def close(self) -> None:
         """Wait for a moment until all is shown."""
 
-    def _on_model(self, model: ServedModel | FailedModel) -> None:
-        if isinstance(model, ServedModel):
-            how = "uploaded" if model.pushed else "already uploaded"
-            values = about(model.name, version=model.version)
-            self._others += 1
-            log.info("model %s version %d: %s, answers", model.name, model.version, how, extra=values)
-            self._show_model(model)
-        else:
-            self._failed[model.name] = model.reason
-            log.error("model %s is not served: %s", model.name, model.reason, extra=about(model.name))
-            self._show_failed(model)
-
-    def _on_loaded(self, loaded: LoadedModel) -> None:
-        if loaded.failure is not None:
-            self._failed[loaded.name] = loaded.failure
-            log.error("model %s is not served: %s", loaded.name, loaded.failure, extra=about(loaded.name))
-        else:
-            self._others += 1
-            versions = ", ".join(map(str, loaded.versions)) or "stays unloaded"
-            values = about(loaded.name, folder=loaded.folder)
-            log.info("model %s of the repository %s: %s", loaded.name, loaded.folder, versions, extra=values)
-        self._show_loaded(loaded)
-
-    def _show_started(self, running: Running) -> None:
-        pass
-
-    def _show_model(self, model: ServedModel) -> None:
-        pass
-
-    def _show_failed(self, model: FailedModel) -> None:
-        pass
-
-    def _show_loaded(self, loaded: LoadedModel) -> None:
-        pass
+    def _show(self, event: dict[str, Any], *lines: str) -> None:
+        """Show what happened: as an event for scripts, or as lines with markup."""
 
     def _working(self, text: str) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
+
+    def _on_model(self, model: ServedModel | FailedModel) -> None:
+        event: dict[str, Any] = {"event": "model", "name": model.name}
+        if isinstance(model, FailedModel):
+            self._failed[model.name] = model.reason
+            log.error("model %s is not served: %s", model.name, model.reason, extra=about(model.name))
+            self._show(event | {"error": model.reason}, _model_line(model.name, _not_served(model.reason)))
+            return
+        how = "uploaded" if model.pushed else "already uploaded"
+        values = about(model.name, version=model.version)
+        self._others += 1
+        self._has_digits |= model.name == "digits"
+        log.info("model %s version %d: %s, answers", model.name, model.version, how, extra=values)
+        known = "" if model.pushed else ", already uploaded"
+        state = "on standby" if model.seconds is None else f"answers in {duration(model.seconds)}"
+        event |= {"version": model.version, "pushed": model.pushed}
+        self._show(event, _model_line(model.name, f"version {model.version}{known}, {state}"))
+
+    def _on_loaded(self, loaded: LoadedModel) -> None:
+        folder, numbers = str(loaded.folder), ", ".join(map(str, loaded.versions))
+        event = {"event": "loaded", "name": loaded.name, "versions": list(loaded.versions), "folder": folder}
+        if loaded.failure is not None:
+            self._failed[loaded.name] = loaded.failure
+            log.error("model %s is not served: %s", loaded.name, loaded.failure, extra=about(loaded.name))
+            self._show(event | {"error": loaded.failure}, _model_line(loaded.name, _not_served(loaded.failure)))
+            return
+        self._others += 1
+        values = about(loaded.name, folder=loaded.folder)
+        what = numbers or "stays unloaded"
+        log.info("model %s of the repository %s: %s", loaded.name, loaded.folder, what, extra=values)
+        place = f"version {numbers}, in place in {escape(_short(loaded.folder))}"
+        self._show(event, _model_line(loaded.name, "stays unloaded" if loaded.unloaded else place))
+
+    def _show_started(self, running: Running) -> None:
+        event = {
+            "event": "started",
+            "url": running.url or None,
+            "grpc": running.grpc,
+            "home": str(running.home),
+            "redis": running.redis,
+            "gateways": running.gateways,
+            "pools": {pool: spec.initial for pool, spec in running.pools.items()},
+            "threads": dict(running.threads),
+        }
+        gateways = "1 process" if running.gateways == 1 else f"{running.gateways} processes"
+        lines = [f"[bold]Millstream[/] {version_text()}\n", f"[dim]home[/]       {escape(_short(running.home))}"]
+        lines.append(f"[dim]redis[/]      {escape(running.redis)}")
+        if running.gateways:
+            lines.append(f"[dim]gateway[/]    {running.url}, {gateways}")
+        if running.grpc is not None:
+            lines.append(f"[dim]grpc[/]       {running.grpc}")
+        for pool, spec in running.pools.items():
+            threads = "1 thread" if running.threads[pool] == 1 else f"{running.threads[pool]} threads"
+            count = "1 worker" if spec.size == "1" else f"{spec.size.replace(':', ' to ')} workers"
+            lines.append(f"[dim]pool[/]       {escape(pool)}: {count} with {threads}")
+        self._show(event, *lines)
+
+    def _ready_lines(self, running: Running) -> list[str]:
+        """Return what to try with the gateways; nothing without them."""
+        if not running.gateways:
+            return []
+        lines = [f"\n[dim]try[/]        {_command()} push NAME FILE.onnx"]
+        if self._has_digits:
+            curl = f"curl -s{_curl_option(running)} {running.local_url}"
+            request = _short(EXAMPLE / "request.json")
+            call = f"{curl}/v2/models/digits/infer -d @{request}"
+            lines = [f"\n[dim]try[/]        {call}", f"           {_command()} demo"]
+        return [*lines, f"[dim]pages[/]      {running.local_url}/docs"]
 
 
 class TerminalView(StartupView):
@@ -145,69 +188,13 @@ class TerminalView(StartupView):
         super().__init__(plan, key)
         self._output = ThreadedOutput(lambda lines: f"{lines} lines were not shown: they were not read in time\n")
         self._console = results(cast("TextIO", self._output))
-        self._served: list[ServedModel] = []
 
     def close(self) -> None:
         self._output.close()
 
-    def show_line(self, line: str) -> None:
-        self._console.print(f"[yellow]{escape(line)}[/]")
-
-    def ready(self, running: Running) -> None:
-        console = self._console
-        if not running.gateways:
-            console.print("[dim]stop[/]       Ctrl-C\n")
-            console.print(f"ready {running.serves}", style="bold green")
-            return
-        if any(model.name == "digits" for model in self._served):
-            request = _short(EXAMPLE / "request.json")
-            curl = f"curl -s{_curl_option(running)} {running.local_url}"
-            console.print(f"\n[dim]try[/]        {curl}/v2/models/digits/infer -d @{request}")
-            console.print(f"           {_command()} demo")
-        else:
-            console.print(f"\n[dim]try[/]        {_command()} push NAME FILE.onnx")
-        console.print(f"[dim]pages[/]      {running.local_url}/docs")
-        console.print("[dim]stop[/]       Ctrl-C\n")
-        console.print(f"ready {running.url}", style="bold green")
-
-    def stopped(self) -> None:
-        self.show_line("stopped")
-
-    def _show_started(self, running: Running) -> None:
-        console = self._console
-        gateways = "1 process" if running.gateways == 1 else f"{running.gateways} processes"
-        console.print(f"[bold]Millstream[/] {version_text()}\n")
-        console.print(f"[dim]home[/]       {escape(_short(running.home))}")
-        console.print(f"[dim]redis[/]      {escape(running.redis)}")
-        if running.gateways:
-            console.print(f"[dim]gateway[/]    {running.url}, {gateways}")
-        if running.grpc is not None:
-            console.print(f"[dim]grpc[/]       {running.grpc}")
-        for pool, spec in running.pools.items():
-            threads = "1 thread" if running.threads[pool] == 1 else f"{running.threads[pool]} threads"
-            count = "1 worker" if spec.size == "1" else f"{spec.size.replace(':', ' to ')} workers"
-            console.print(f"[dim]pool[/]       {escape(pool)}: {count} with {threads}")
-
-    def _show_model(self, model: ServedModel) -> None:
-        self._served.append(model)
-        how = "" if model.pushed else ", already uploaded"
-        state = "on standby" if model.seconds is None else f"answers in {duration(model.seconds)}"
-        self._console.print(f"[dim]model[/]      {escape(model.name)} version {model.version}{how}, {state}")
-
-    def _show_failed(self, model: FailedModel) -> None:
-        self._console.print(f"[dim]model[/]      {escape(model.name)} [red]is not served[/]: {escape(model.reason)}")
-
-    def _show_loaded(self, loaded: LoadedModel) -> None:
-        name = escape(loaded.name)
-        if loaded.failure is not None:
-            self._console.print(f"[dim]model[/]      {name} [red]is not served[/]: {escape(loaded.failure)}")
-        elif loaded.unloaded:
-            self._console.print(f"[dim]model[/]      {name} stays unloaded")
-        else:
-            numbers = ", ".join(map(str, loaded.versions))
-            self._console.print(
-                f"[dim]model[/]      {name} version {numbers}, in place in {escape(_short(loaded.folder))}"
-            )
+    def _show(self, event: dict[str, Any], *lines: str) -> None:
+        for line in lines:
+            self._console.print(line)
 
     def _working(self, text: str) -> AbstractContextManager[object]:
         return self._console.status(f"[dim]{text}[/]") if self._console.is_interactive else contextlib.nullcontext()
@@ -223,42 +210,16 @@ class JsonView(StartupView):
     def close(self) -> None:
         self._output.close()
 
-    def show_line(self, line: str) -> None:
-        self._print({"event": "message", "line": line})
+    def _show(self, event: dict[str, Any], *lines: str) -> None:
+        self._output.write(_event(event))
 
-    def _show_started(self, running: Running) -> None:
-        self._print(
-            {
-                "event": "started",
-                "url": running.url or None,
-                "grpc": running.grpc,
-                "home": str(running.home),
-                "redis": running.redis,
-                "gateways": running.gateways,
-                "pools": {pool: spec.initial for pool, spec in running.pools.items()},
-                "threads": dict(running.threads),
-            }
-        )
 
-    def _show_model(self, model: ServedModel) -> None:
-        self._print({"event": "model", "name": model.name, "version": model.version, "pushed": model.pushed})
+def _model_line(name: str, what: str) -> str:
+    return f"[dim]model[/]      {escape(name)} {what}"
 
-    def _show_failed(self, model: FailedModel) -> None:
-        self._print({"event": "model", "name": model.name, "error": model.reason})
 
-    def _show_loaded(self, loaded: LoadedModel) -> None:
-        versions = list(loaded.versions)
-        event = {"event": "loaded", "name": loaded.name, "versions": versions, "folder": str(loaded.folder)}
-        self._print(event | ({"error": loaded.failure} if loaded.failure is not None else {}))
-
-    def ready(self, running: Running) -> None:
-        self._print({"event": "ready", "url": running.url or None, "grpc": running.grpc, "pid": os.getpid()})
-
-    def stopped(self) -> None:
-        self._print({"event": "stopped"})
-
-    def _print(self, document: dict[str, Any]) -> None:
-        self._output.write(_event(document))
+def _not_served(reason: str) -> str:
+    return f"[red]is not served[/]: {escape(reason)}"
 
 
 def _event(document: dict[str, Any]) -> str:
