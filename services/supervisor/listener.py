@@ -1,4 +1,4 @@
-"""What gateways inherit of the supervisor: the ports of an installation, and a pipe that tells of the start.
+"""What gateways inherit of the supervisor: ports, and a pipe that tells of the start; the port of workers alone.
 
 HTTP: a listening socket that every gateway inherits, so that a restart loses no connection. gRPC: a reserved port; each
 gateway listens on it by itself (SO_REUSEPORT). Pipe: it ends when the models of the start are loaded.
@@ -11,11 +11,16 @@ import errno
 import ipaddress
 import logging
 import os
+import platform
 import socket
 from collections.abc import Awaitable, Callable
 
+from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.installation import metrics_dir
 from millstream.services.process.waits import next_tick
+from millstream.services.settings import Settings
+from millstream.services.supervisor.own_log import NAME
 
 log = logging.getLogger("millstream.supervisor")
 
@@ -152,3 +157,32 @@ class PreloadPipe:
     def _give_up(self) -> None:
         log.warning("models are still being loaded after %g s: gateways become ready without them", self._limit_s)
         self.end_loading()
+
+
+class MetricsPort:
+    """The port of the metrics of a host's workers without gateways. Raises Failure(CONFLICT) if it is taken.
+
+    Args:
+        ready: returns whether the workers are ready.
+    """
+
+    def __init__(self, settings: Settings, ready: Callable[[], bool]) -> None:
+        from millstream.services.metrics.page import serve  # few need it
+        from millstream.services.metrics.registry import MetricsRegistry
+
+        port = settings.metrics_port
+        self._registry = MetricsRegistry(metrics_dir(settings), NAME, models_max=settings.metrics_models_max)
+        hosts = AllowedHosts(settings.allowed_host_list, (platform.node(),))
+        try:
+            self._server, self._thread = serve(port, self._registry, hosts, ready=ready)
+        except OSError as error:
+            raise Failure(
+                Code.CONFLICT,
+                f"port {port} for metrics: {error.strerror}: choose another with MILLSTREAM_METRICS_PORT",
+            ) from error
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self._registry.close()

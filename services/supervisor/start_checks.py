@@ -17,15 +17,18 @@ from millstream.services.tls.files import TlsFiles
 from millstream.services.tls.identity import load_identity
 
 
-def check_start(settings: Settings) -> None:
-    """Raise Failure, mostly INVALID, if an installation with these settings cannot start, or must not."""
+def check_start(settings: Settings) -> str:
+    """Return a warning of memory that workers do not have, or "".
+
+    Raises Failure, mostly INVALID, if an installation with these settings cannot start, or must not.
+    """
     if settings.gateways:
         check_tls(settings)
     else:
         check_workers_alone(settings)
     check_device_memory(settings.pools)
     memory = memory_of_pools(settings.pools, settings.worker_memory)
-    check_memory(memory, worker_counts(settings.pools), total_bytes())
+    return check_memory(memory, worker_counts(settings.pools), total_bytes())
 
 
 def check_workers_alone(settings: Settings) -> None:

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from weakref import WeakSet
 
 from millstream.client.address import Trust
@@ -58,9 +58,6 @@ from millstream.services.supervisor.rolling import Restarts
 from millstream.services.supervisor.service_manager import Health, ServiceManager
 from millstream.services.supervisor.signals import Signals
 from millstream.services.supervisor.start_checks import check_start, make_home
-
-if TYPE_CHECKING:
-    from millstream.services.supervisor.metrics_port import MetricsPort
 
 log = logging.getLogger(LOGGER)
 
@@ -133,7 +130,7 @@ class Supervisor:
         self._listener: socket.socket | None = None
         self._grpc_reservation: socket.socket | None = None  # the port for gRPC
         self._preload_pipe: PreloadPipe | None = None
-        self._metrics: MetricsPort | None = None  # of workers without gateways
+        self._metrics: listener.MetricsPort | None = None  # of workers without gateways
         self._address: RedisAddress | None = None
         self._redis: list[Child] = []
         self._workers: list[Child] = []
@@ -272,9 +269,7 @@ class Supervisor:
         host, port, grpc_port = self._settings.host, self._settings.http_port, self._settings.grpc_port
         if not self._settings.gateways:
             if self._settings.metrics_port:
-                from millstream.services.supervisor.metrics_port import MetricsPort  # few need it
-
-                self._metrics = MetricsPort(self._settings, metrics_dir(self._settings), self._workers_ready)
+                self._metrics = listener.MetricsPort(self._settings, self._workers_ready)
             return port, grpc_port
         self._listener = listener.listen(host, port)
         if self._settings.serves_grpc and not self._settings.grpc_on_http_port:

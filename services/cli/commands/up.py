@@ -225,14 +225,11 @@ def run(settings: Settings, *, json_output: bool, required: bool = False) -> int
 
 def _check(settings: Settings) -> None:
     """Warn of variables that are no settings, and of memory that workers do not have. Raises wrong usage."""
-    from millstream.services.process.machine_share import check_memory, total_bytes
     from millstream.services.settings import unknown_variables
-    from millstream.services.supervisor.pool_specs import check_device_memory, memory_of_pools, worker_counts
+    from millstream.services.supervisor.start_checks import check_start
 
     for unknown in unknown_variables():
         typer.echo(f"warning: {printable(unknown)}", err=True)
     with usage_of():
-        check_device_memory(settings.pools)
-        memory_text = memory_of_pools(settings.pools, settings.worker_memory)
-        if warning := check_memory(memory_text, worker_counts(settings.pools), total_bytes()):
+        if warning := check_start(settings):
             typer.echo(f"warning: {printable(warning)}", err=True)
