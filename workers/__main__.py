@@ -46,7 +46,6 @@ from millstream.services.process.waits import Spin
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.log_levels import InstallationLevel
 from millstream.services.queue.pipeline import RedisClock
-from millstream.services.queue.remote_links import RemoteLinks
 from millstream.services.queue.reply_links import ReplyLinks
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
@@ -61,7 +60,7 @@ from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.batches.direct_work import DirectWork
-from millstream.workers.batches.lease import Lease, LeaseValidity, ReplyWriter
+from millstream.workers.batches.lease import LeaseValidity, ReplyWriter
 from millstream.workers.batches.live_check import LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
 from millstream.workers.batches.watchdog import GRACE_S, LoopState, Watchdog
@@ -330,8 +329,7 @@ class WorkerProcess:
             Spin(settings.busy_poll_us_max / 1e6),
             on=settings.queue_direct,
         )
-        links, remote = ReplyLinks(settings.shm_dir, self._keys), RemoteLinks[Lease](self._keys.pool)
-        return ReplySender(writer, links, remote, valid, direct)
+        return ReplySender(writer, ReplyLinks(settings.shm_dir, self._keys), valid, direct)
 
     def _new_loop(self, repository: FolderRepository) -> Worker:
         live_check = LiveCheck(

@@ -18,7 +18,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.services.process.waits import Backoff
 from millstream.services.queue.pipeline import RedisClock
-from millstream.services.queue.remote_links import RECEIPT_S_MAX
+from millstream.services.queue.reply_links import RECEIPT_S_MAX
 from millstream.services.wire.batch import AGAIN, ENDLESS
 from millstream.workers.backends.base import Terminated
 from millstream.workers.batches.consumer import ATTACHED, Consumer, Finished

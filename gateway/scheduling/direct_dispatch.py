@@ -21,7 +21,7 @@ from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import Counter, MetricsRegistry
 from millstream.services.queue.death_notices import Death
-from millstream.services.queue.reply_socket import MESSAGE_BYTES_MAX
+from millstream.services.queue.reply_protocol import MESSAGE_BYTES_MAX
 from millstream.services.queue.sharing import LONG_S
 from millstream.services.wire.batch import Attach, Detach, Return, batch_head, read_control
 from millstream.services.wire.worker_id import pool_of

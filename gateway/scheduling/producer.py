@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Collection
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +21,8 @@ from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.producer_link import ProducerLink
-from millstream.services.queue.remote_listener import RemoteListener
-from millstream.services.queue.reply_listener import ReplyListener
+from millstream.services.queue.reply_listener import ReplySocket
+from millstream.services.queue.reply_port import ReplyPort
 from millstream.services.queue.url import RedisAddress
 from millstream.services.wire.batch import ReplyHeader, Unreadable, decode_reply
 
@@ -65,12 +64,12 @@ class Producer:
         self._tasks: set[asyncio.Task[None]] = set()
         self.circuit_breaker = CircuitBreaker(self._links.get, lanes, registry)
         self.direct: DirectDispatch | None = None
-        self._listener: ReplyListener | None = None
+        self._socket: ReplySocket | None = None
         if ways.sockets is not None:
             if ways.direct:
                 self.direct = DirectDispatch(registry, lanes, self._known_workers)
-            self._listener = ReplyListener(ways.sockets, keys, gateway, self._on_socket_reply, self.direct)
-        self._remote = None if ways.port is None else RemoteListener(ways.port, self._on_remote_reply)
+            self._socket = ReplySocket(ways.sockets, keys, gateway, self._on_socket_reply, self.direct)
+        self._port = None if ways.port is None else ReplyPort(ways.port, self._on_remote_reply)
         self.reclaimer = Reclaimer(self._links, self.circuit_breaker, registry, lease_s, lanes.pending, self.direct)
         self._duplicates = registry.counter(catalogue.DUPLICATE_REPLIES)
         self._logins_refused = registry.counter(catalogue.REPLY_LOGINS_REFUSED)
@@ -96,8 +95,8 @@ class Producer:
             except BaseException:
                 del self._links[pool]
                 raise
-            if self._remote is not None:
-                link.reply_port = partial(_open_reply_port, self._remote, pool)
+            if self._port is not None:
+                link.reply_port = self._port
                 with suppress(Failure):  # not connected any longer: each refresh announces it again
                     await link.announce_reply_address()
         return link
@@ -107,8 +106,8 @@ class Producer:
         return all(link.writable for link in self._links.values())
 
     def start(self) -> None:
-        if self._listener is not None:
-            self._listener.start()
+        if self._socket is not None:
+            self._socket.start()
         expirer = run_expirer(self.lanes, self._count_traffic)
         self._loops = [asyncio.create_task(expirer), asyncio.create_task(self.reclaimer.run())]
 
@@ -121,10 +120,9 @@ class Producer:
             await self.direct.stop()
         for link in self._links.values():
             await link.stop()
-        if self._listener is not None:
-            self._listener.stop()
-        if self._remote is not None:
-            self._remote.stop()
+        for listener in (self._socket, self._port):
+            if listener is not None:
+                listener.stop()
 
     async def settle(self) -> None:
         """Wait until every lane is idle: then each admitted request is answered. Deadlines bound the wait."""
@@ -263,14 +261,6 @@ class Producer:
             self._received.add(link.received_bytes)
             self._reconnects.add(link.reconnects)
             link.sent_bytes = link.received_bytes = link.reconnects = 0
-        if self._remote is not None:
-            self._logins_refused.add(self._remote.refused)
-            self._remote.refused = 0
-
-
-async def _open_reply_port(listener: RemoteListener, pool: str, host: str) -> bytes:
-    """Let workers of a pool on other hosts send replies to an address of this host, that by which it reaches Redis.
-
-    Returns what the workers need to know, or b"" if no port could be opened.
-    """
-    return listener.address(pool).encode() if await listener.listen(host) else b""
+        if self._port is not None:
+            self._logins_refused.add(self._port.refused)
+            self._port.refused = 0

@@ -26,7 +26,7 @@ Keys of a pool, ms:3:{millstream:cpu}:...
   replies:<gateway>   list: replies on their way to a gateway's n-th connection, <gateway>-<n> (expires)
   reply_address:<gateway>
                       string: where the gateway takes replies of workers on other hosts, and the pool's secret for it
-                      (queue.remote_reply; expires)
+                      (queue.reply_protocol; expires)
   left:<batch>        string: all callers of the batch have gone, and its run is to be ended (expires)
   blob:<id>           list: tensors too large for a script, in parts (expires)
   demands             hash: lanes that a gateway ordered a worker to load, each with that worker and until when (ms)

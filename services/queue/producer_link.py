@@ -13,7 +13,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -26,6 +26,7 @@ from millstream.services.process.waits import Backoff, Draw
 from millstream.services.queue.blob import is_last, read_command, write_commands
 from millstream.services.queue.keys import PoolKeys
 from millstream.services.queue.pipeline import Pipeline, RedisClock, connect
+from millstream.services.queue.reply_port import ReplyPort
 from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.sharing import Share
 from millstream.services.queue.url import RedisAddress
@@ -84,9 +85,7 @@ class ProducerLink:
         self.sent_bytes = 0
         self.received_bytes = 0
         self.reconnects = 0
-        #: opens the gateway's reply port on an address of this host, unless that is done, and returns what workers of
-        #: the pool need to know of it, b"" if there is none now; None: the gateway has no reply port
-        self.reply_port: Callable[[str], Awaitable[bytes]] | None = None
+        self.reply_port: ReplyPort | None = None  # whose address the pool's workers are told
         self._announced = True  # whether Redis took the address of the reply port last time
         self._gateway = gateway
         self._names = f"{gateway}-{keys.pool}-"  # the links of a gateway to several pools share its batches by name
@@ -112,11 +111,6 @@ class ProducerLink:
     @property
     def connected(self) -> bool:
         return self._out is not None and self._out.connected
-
-    @property
-    def local_host(self) -> str | None:
-        """As `Pipeline.local_host`."""
-        return None if self._out is None else self._out.local_host
 
     @property
     def writable(self) -> bool:
@@ -291,11 +285,10 @@ class ProducerLink:
 
         If Redis refuses the key, because it is out of memory, replies of other hosts come through the reply list.
         """
-        host = self.local_host
-        address = await self.reply_port(host) if self.reply_port is not None and host is not None else b""
-        if not address:
+        host = None if self._out is None else self._out.local_host
+        if self.reply_port is None or host is None or not self.reply_port.listen(host):
             return
-        key = self.keys.reply_address(self._gateway)
+        key, address = self.keys.reply_address(self._gateway), self.reply_port.address(self.keys.pool).encode()
         try:
             await self.call("SET", key, address, "EX", REPLY_ADDRESS_LIFE_S)
         except hiredis.HiredisError as error:

@@ -14,9 +14,8 @@ import pytest
 
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.waits import Spin
-from millstream.services.queue.remote_links import RemoteLinks
-from millstream.services.queue.remote_reply import HELLO, NONCE_BYTES, ReplyAddress, gateway_proof
 from millstream.services.queue.reply_links import ReplyLinks
+from millstream.services.queue.reply_protocol import HELLO, NONCE_BYTES, ReplyAddress, gateway_proof
 from millstream.services.segments.segment import Segments
 from millstream.services.wire.batch import BatchHeader, BatchInput, decode_reply, encode_batch
 from millstream.workers.backends.base import Array
@@ -67,7 +66,7 @@ class MainLoop:
     slow: str
     quick_instance: Instance
     slow_instance: Instance
-    remote: RemoteLinks[Lease]
+    links: ReplyLinks[Lease]
     overdue: OverdueReplies
     thread: threading.Thread
 
@@ -98,17 +97,17 @@ def main_loop(pool: Pool, tmp_path: Path) -> Iterator[MainLoop]:
     def connect() -> Consumer:
         return Consumer(pool.address, pool.keys, "w", pool.clock)
 
-    links, remote = ReplyLinks(tmp_path, pool.keys), RemoteLinks[Lease](pool.keys.pool)
+    links = ReplyLinks[Lease](tmp_path, pool.keys)
     writer = ReplyWriter("w", Segments(tmp_path), 1 << 20, 1 << 20, lambda _: True)
     direct = DirectWork(links, pool.keys, "w", models, pool.clock, Spin(0), on=False)
-    replies = ReplySender(writer, links, remote, lambda _: True, direct)
+    replies = ReplySender(writer, links, lambda _: True, direct)
     registry = MetricsRegistry(None, "w")
     check = LiveCheck(0, models, lambda *_: [], lambda *_: None)
     metrics = WorkerMetrics(registry, "cpu", "w", "cpu")
     worker = Worker(connect, models, replies, metrics, pool.clock, check, LoopState())
     thread = threading.Thread(target=worker.serve)
     overdue = OverdueReplies(connect, worker)
-    yield MainLoop(pool, lanes[0], lanes[1], instances[0], instances[1], remote, overdue, thread)
+    yield MainLoop(pool, lanes[0], lanes[1], instances[0], instances[1], links, overdue, thread)
     for instance in instances:
         instance.may_end.set()
     worker.stop()
@@ -180,18 +179,18 @@ def test_a_reply_without_a_receipt_does_not_wait_for_a_long_run(main_loop: MainL
 
         def kept() -> list[tuple[Lease, bytes]]:
             nonlocal sent
-            for gateway in [*main_loop.remote.wanted]:
-                main_loop.remote.found(gateway, address.encode())
+            for gateway in [*main_loop.links.wanted]:
+                main_loop.links.found(gateway, address.encode())
             main_loop.put(main_loop.quick, f"quick-{sent}")
             sent += 1
-            wait_until(lambda: main_loop.replies() or main_loop.remote.unsettled())
-            return main_loop.remote.unsettled()
+            wait_until(lambda: main_loop.replies() or main_loop.links.unsettled())
+            return main_loop.links.unsettled()
 
         main_loop.slow_instance.may_end.clear()
         [(lease, _)] = wait_until(kept, what="a reply was sent to the reply port")
         main_loop.put(main_loop.slow, "slow")
         assert main_loop.slow_instance.began.wait(TIMEOUT_S)
-        assert main_loop.remote.unsettled(), "the run began before the reply was late"
+        assert main_loop.links.unsettled(), "the run began before the reply was late"
 
         def replies() -> list[str]:
             main_loop.overdue.look()
@@ -200,7 +199,7 @@ def test_a_reply_without_a_receipt_does_not_wait_for_a_long_run(main_loop: MainL
         assert wait_until(replies, what="the watchdog sends it") == [lease.header.name]
         assert pool.check().leased("w") == ["slow"]
         main_loop.slow_instance.may_end.set()
-        wait_until(lambda: not main_loop.remote.waiting and not pool.check().entries)
+        wait_until(lambda: not main_loop.links.waiting and not pool.check().entries)
         assert main_loop.replies() == ["slow"]
 
 

@@ -12,10 +12,10 @@ import redis
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.producer import Producer, ReplyWays
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.queue import remote_listener
+from millstream.services.queue import reply_port
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.producer_link import ProducerLink
-from millstream.services.queue.remote_reply import ReplyAddress
+from millstream.services.queue.reply_protocol import ReplyAddress
 from millstream.services.queue.server import choose_binary
 from millstream.services.queue.url import RedisAddress, client
 from tests.kit.ports import free_port
@@ -60,13 +60,18 @@ def clock_reads(stored: redis.Redis) -> int:
 def test_a_redis_without_memory_costs_a_gateway_the_address_and_no_check(address, stored, caplog):
     restored: list[bool] = []
 
-    async def reply_port(host: str) -> bytes:
-        return b"00 80 " + host.encode()
+    class Port:
+        def listen(self, host: str) -> bool:
+            self.host = host
+            return True
+
+        def address(self, pool: str) -> ReplyAddress:
+            return ReplyAddress(self.host, 80, b"\0")
 
     async def test() -> None:
         link = ProducerLink(address, KEYS.pool("cpu"), GATEWAY, lambda _: None, restored.append, lambda *_: None)
         await link.start()
-        link.reply_port = reply_port
+        link.reply_port = Port()  # type: ignore[assignment]
         fill(stored)
         read = clock_reads(stored)
         await link.refresh()
@@ -85,7 +90,7 @@ def test_a_redis_without_memory_costs_a_gateway_the_address_and_no_check(address
 
 
 def test_a_gateway_whose_port_is_in_use_opens_it_when_it_is_free(address, stored, monkeypatch, caplog):
-    monkeypatch.setattr(remote_listener, "PORTS_TRIED", 1)
+    monkeypatch.setattr(reply_port, "PORTS_TRIED", 1)
 
     async def test() -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:

@@ -16,9 +16,9 @@ import uvloop
 
 from millstream.services.queue import reply_links, reply_listener
 from millstream.services.queue.keys import InstallationKeys
-from millstream.services.queue.reply_links import TRY_AGAIN_S, ReplyLinks
-from millstream.services.queue.reply_listener import ReplyListener, remove_dead_sockets
-from millstream.services.queue.reply_socket import MESSAGE_BYTES_MAX, SOCKET_TYPE, socket_address, socket_name
+from millstream.services.queue.reply_links import TRY_AGAIN_S, ReplyLinks, Sent
+from millstream.services.queue.reply_listener import ReplySocket, remove_dead_sockets
+from millstream.services.queue.reply_protocol import MESSAGE_BYTES_MAX, SOCKET_TYPE, socket_address, socket_name
 
 KEYS = InstallationKeys("test")
 CPU = KEYS.pool("cpu")
@@ -39,9 +39,9 @@ class Received(list[bytes]):
 
 
 @asynccontextmanager
-async def listening(folder: Path, gateway: str = GATEWAY) -> AsyncIterator[tuple[ReplyListener, Received]]:
+async def listening(folder: Path, gateway: str = GATEWAY) -> AsyncIterator[tuple[ReplySocket, Received]]:
     received = Received()
-    listener = ReplyListener(folder, KEYS, gateway, received.append)
+    listener = ReplySocket(folder, KEYS, gateway, received.append)
     listener.start()
     try:
         yield listener, received
@@ -68,14 +68,14 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def send(links: ReplyLinks, message: bytes, replies: bytes = REPLIES) -> None:
+async def send(links: ReplyLinks[int], message: bytes, replies: bytes = REPLIES) -> None:
     """Send a message as soon as the gateway has welcomed the connection."""
-    await until(lambda: links.send(replies, message))
+    await until(lambda: links.send(replies, message, 0) is Sent.DELIVERED)
 
 
 @pytest.fixture
-def links(tmp_path: Path) -> Iterator[ReplyLinks]:
-    links = ReplyLinks(tmp_path, CPU)
+def links(tmp_path: Path) -> Iterator[ReplyLinks[int]]:
+    links = ReplyLinks[int](tmp_path, CPU)
     yield links
     links.close()
 
@@ -83,20 +83,20 @@ def links(tmp_path: Path) -> Iterator[ReplyLinks]:
 def test_replies_of_several_workers_arrive_whole_and_in_order(tmp_path):
     async def test() -> None:
         async with listening(tmp_path) as (listener, received):
-            workers = [ReplyLinks(tmp_path, CPU) for _ in range(3)]
+            workers = [ReplyLinks[int](tmp_path, CPU) for _ in range(3)]
             sent = [b"%d %d " % (k, n) + b"x" * (n * 1000) for n in range(60) for k in range(3)]
             for message in sent:
-                while not workers[message[0] - ord("0")].send(REPLIES, message):
+                while not workers[message[0] - ord("0")].send(REPLIES, message, 0):
                     await asyncio.sleep(0.001)  # full: the listener reads
             await received.until(len(sent))
             for k in range(3):
                 mine = b"%d " % k
                 assert [m for m in received if m.startswith(mine)] == [m for m in sent if m.startswith(mine)]
             assert len(received) == len(sent)
-            assert listener.links == 3
+            assert len(listener.links) == 3
             for worker in workers:
                 worker.close()
-            await until(lambda: listener.links == 0)
+            await until(lambda: not listener.links)
 
     run(test)
 
@@ -118,10 +118,10 @@ def test_a_process_of_another_user_is_neither_heard_nor_written_to(tmp_path, lin
             mine = os.geteuid()
             with monkeypatch.context() as patched:
                 patched.setattr(os, "geteuid", lambda: mine + 1)
-                assert not links.send(REPLIES, b"for the owner of the socket")
+                assert not links.send(REPLIES, b"for the owner of the socket", 0)
                 with connected(tmp_path) as link:
                     assert await asyncio.to_thread(link.recv, 1) == b"", "the listener closes the connection"
-            assert (received, listener.links) == ([], 0)
+            assert (received, listener.links) == ([], set())
 
     run(test)
 
@@ -133,10 +133,12 @@ def test_a_gateway_that_does_not_read_blocks_no_worker_and_loses_nothing(tmp_pat
             await send(links, b"reached")
             await received.until(1)
             received.clear()
-            taken = next(n for n, message in enumerate(sent) if not links.send(REPLIES, message))  # no turn of the loop
+            taken = next(
+                n for n, message in enumerate(sent) if not links.send(REPLIES, message, 0)
+            )  # no turn of the loop
             assert 0 < taken < len(sent)
             await received.until(taken)
-            assert links.send(REPLIES, b"again")
+            assert links.send(REPLIES, b"again", 0)
             await received.until(taken + 1)
             assert received == [*sent[:taken], b"again"]
 
@@ -150,7 +152,20 @@ def test_a_message_that_was_sent_is_read_after_its_worker_is_gone(tmp_path, link
                 await send(links, b"%d" % n)
             links.close()
             await received.until(10)
-            await until(lambda: listener.links == 0)
+            await until(lambda: not listener.links)
+
+    run(test)
+
+
+def test_a_message_is_read_although_its_worker_has_not_read_its_own(tmp_path):
+    async def test() -> None:
+        async with listening(tmp_path) as (listener, received):
+            with connected(tmp_path) as link:
+                await until(lambda: bool(listener.links))
+                link.send(b"1")
+                link.send(b"2")
+            await until(lambda: not listener.links)
+            assert received == [b"1", b"2"]
 
     run(test)
 
@@ -159,7 +174,7 @@ def test_large_messages_are_left_to_redis(tmp_path, links):
     async def test() -> None:
         async with listening(tmp_path) as (_, received):
             largest = os.urandom(MESSAGE_BYTES_MAX)
-            assert not links.send(REPLIES, largest + b"x")
+            assert not links.send(REPLIES, largest + b"x", 0)
             await send(links, largest)
             await received.until(1)
             assert received == [largest]
@@ -176,7 +191,7 @@ def test_forged_messages_do_no_harm(tmp_path, links, caplog):
     received = Received()
 
     async def test() -> None:
-        listener = ReplyListener(tmp_path, KEYS, GATEWAY, refuse)
+        listener = ReplySocket(tmp_path, KEYS, GATEWAY, refuse)
         listener.start()
         try:
             with connected(tmp_path) as link:
@@ -200,9 +215,9 @@ def test_a_removed_socket_keeps_its_connections(tmp_path, links):
         async with listening(tmp_path) as (_, received):
             await send(links, b"1")
             (tmp_path / NAME).unlink()
-            assert links.send(REPLIES, b"2")
-            late = ReplyLinks(tmp_path, CPU)
-            assert not late.send(REPLIES, b"3")
+            assert links.send(REPLIES, b"2", 0)
+            late = ReplyLinks[int](tmp_path, CPU)
+            assert not late.send(REPLIES, b"3", 0)
             await received.until(2)
             assert received == [b"1", b"2"]
 
@@ -211,17 +226,18 @@ def test_a_removed_socket_keeps_its_connections(tmp_path, links):
 
 def test_a_gateway_that_was_away_is_tried_again_later(tmp_path):
     now = 0.0
-    links = ReplyLinks(tmp_path, CPU, lambda: now)
+    links = ReplyLinks[int](tmp_path, CPU, lambda: now)
 
     async def test() -> None:
         nonlocal now
-        assert not links.send(REPLIES, b"before it listens")
+        assert not links.send(REPLIES, b"before it listens", 0)
+        links.found(GATEWAY, None)
         async with listening(tmp_path) as (_, received):
-            assert not links.send(REPLIES, b"too early"), "a gateway elsewhere is not looked for with each reply"
+            assert not links.send(REPLIES, b"too early", 0), "a gateway elsewhere is not looked for with each reply"
             now += TRY_AGAIN_S
             await send(links, b"1")
             await received.until(1)
-        assert not links.send(REPLIES, b"it has left")
+        assert not links.send(REPLIES, b"it has left", 0)
         async with listening(tmp_path) as (_, received):
             now += TRY_AGAIN_S
             await send(links, b"2", CPU.replies("0-7-ab-2"))  # the list of a later connection, the same gateway
@@ -237,7 +253,7 @@ def test_a_gateway_that_was_away_is_tried_again_later(tmp_path):
 def test_a_list_that_names_no_gateway_is_left_to_redis(tmp_path, links, replies):
     async def test() -> None:
         async with listening(tmp_path) as (_, received):
-            assert not links.send(replies, b"x")
+            assert not links.send(replies, b"x", 0)
             assert received == []
 
     run(test)
@@ -246,7 +262,7 @@ def test_a_list_that_names_no_gateway_is_left_to_redis(tmp_path, links, replies)
 def test_without_a_folder_all_replies_come_through_redis(tmp_path, caplog):
     async def test() -> None:
         async with listening(tmp_path / "missing"):
-            assert not ReplyLinks(tmp_path / "missing", CPU).send(REPLIES, b"x")
+            assert not ReplyLinks[int](tmp_path / "missing", CPU).send(REPLIES, b"x", 0)
 
     run(test)
     assert "come through Redis: no socket in" in caplog.text
@@ -258,7 +274,7 @@ def test_a_long_path_is_no_obstacle(tmp_path):
 
     async def test() -> None:
         async with listening(folder) as (_, received):
-            links = ReplyLinks(folder, CPU)
+            links = ReplyLinks[int](folder, CPU)
             await send(links, b"x")
             await received.until(1)
             links.close()
@@ -271,17 +287,17 @@ def test_connections_are_bounded_at_both_ends(tmp_path, monkeypatch):
         monkeypatch.setattr(reply_listener, "LINKS_MAX", 1)
         monkeypatch.setattr(reply_links, "LINKS_MAX", 2)
         async with listening(tmp_path) as (listener, received):
-            first, second = ReplyLinks(tmp_path, CPU), ReplyLinks(tmp_path, CPU)
+            first, second = ReplyLinks[int](tmp_path, CPU), ReplyLinks[int](tmp_path, CPU)
             await send(first, b"1")
             await received.until(1)
             with connected(tmp_path) as link:
                 assert await asyncio.to_thread(link.recv, 1) == b""
             for _ in range(100):  # refused, so nothing is lost in it
-                assert not second.send(REPLIES, b"one too many")
+                assert not second.send(REPLIES, b"one too many", 0)
                 await asyncio.sleep(0)
             for n in range(4):  # gateways elsewhere
-                assert not first.send(CPU.replies(f"gone-{n}-1"), b"x")
-            await until(lambda: listener.links == 0)  # it was forgotten, too
+                assert not first.send(CPU.replies(f"gone-{n}-1"), b"x", 0)
+            await until(lambda: not listener.links)  # it was forgotten, too
             second.close()
             await send(second, b"2")
             await received.until(2)
@@ -297,14 +313,14 @@ def test_a_gateway_without_a_free_file_descriptor_accepts_later(tmp_path, links,
 
     async def test() -> None:
         async with listening(tmp_path) as (_, received):
-            assert not links.send(REPLIES, b"0")  # it is in the queue of connections
+            assert not links.send(REPLIES, b"0", 0)  # it is in the queue of connections
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             with socket.socket() as free:
                 lowest = free.fileno()
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
             try:
                 await until(lambda: "cannot be accepted" in caplog.text)
-                assert not links.send(REPLIES, b"0")  # nothing is sent to a gateway that does not read yet
+                assert not links.send(REPLIES, b"0", 0)  # nothing is sent to a gateway that does not read yet
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             await send(links, b"1")

@@ -204,7 +204,7 @@ def test_a_gateway_that_does_not_read_holds_up_no_other(tmp_path):
 
 def test_forged_messages_are_dropped(stack):
     call_directly(stack)
-    links = ReplyLinks(stack.shm_dir, InstallationKeys(stack.installation).pool("cpu"))
+    links = ReplyLinks[int](stack.shm_dir, InstallationKeys(stack.installation).pool("cpu"))
     gateway = _gateway(stack)
     try:
         wait_until(lambda: links.direct(gateway) is not None, 120)

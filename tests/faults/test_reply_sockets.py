@@ -16,7 +16,7 @@ import pytest
 
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.reply_links import ReplyLinks
-from millstream.services.queue.reply_socket import SUFFIX
+from millstream.services.queue.reply_protocol import SUFFIX
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.batch import ReplyHeader, ReplyOutput, decode_batch, encode_given_up, encode_reply
@@ -96,8 +96,8 @@ def holding(stack: Stack) -> Iterator[HoldingWorker]:
 
 
 @pytest.fixture
-def links(stack: Stack) -> Iterator[ReplyLinks]:
-    links = ReplyLinks(stack.shm_dir, InstallationKeys(stack.installation).pool("cpu"))
+def links(stack: Stack) -> Iterator[ReplyLinks[int]]:
+    links = ReplyLinks[int](stack.shm_dir, InstallationKeys(stack.installation).pool("cpu"))
     yield links
     links.close()
 
@@ -142,7 +142,7 @@ def test_a_worker_that_is_gone_between_its_reply_and_the_acknowledgement_is_answ
     with holding(stack) as worker:
         waiting = send(stack)
         lease = worker.held.get()
-        wait_until(partial(links.send, lease.header.replies, reply_to(lease)))
+        wait_until(partial(links.send, lease.header.replies, reply_to(lease), 0))
         check(waiting)
     # The worker left: its lease returned to the queue, and the batch ran again.
     until_more(stack, DUPLICATES, duplicates)
@@ -155,7 +155,7 @@ def test_a_reply_that_comes_twice_and_late_is_answered_once(stack, links):
         waiting = send(stack)
         lease = worker.held.get()
         for _ in range(2):
-            wait_until(partial(links.send, lease.header.replies, reply_to(lease)))
+            wait_until(partial(links.send, lease.header.replies, reply_to(lease), 0))
         check(waiting)
         worker.finished.put(Finished(lease, reply_to(lease), b""))  # and through Redis
         wait_until(lambda: stack.metrics().value(DUPLICATES) >= duplicates + 2)
@@ -175,7 +175,7 @@ def test_forged_messages_are_dropped(stack, links):
             b"\x02" + lease.header.name.encode(),
             reply_to(lease, blob="elsewhere"),
         ):
-            wait_until(partial(links.send, lease.header.replies, message))
+            wait_until(partial(links.send, lease.header.replies, message, 0))
         worker.finished.put(Finished(lease, good, b""))
         check(waiting)
     wait_until(lambda: stack.logs().count("is no reply") >= 7, 120)
@@ -207,9 +207,9 @@ def test_a_gateway_is_killed_with_a_reply_in_its_socket(stack, links):
         waiting = send(stack)
         lease = worker.held.get()
         gateway = stack.pids()["gateway-0"]
-        wait_until(partial(links.send, lease.header.replies, b"the first that it reads, which is no reply"))
+        wait_until(partial(links.send, lease.header.replies, b"the first that it reads, which is no reply", 0))
         os.kill(gateway, signal.SIGSTOP)
-        wait_until(partial(links.send, lease.header.replies, reply_to(lease)))
+        wait_until(partial(links.send, lease.header.replies, reply_to(lease), 0))
         worker.finished.put(Finished(lease, b"", b""))
         wait_until(worker.finished.empty)
         os.kill(gateway, signal.SIGKILL)

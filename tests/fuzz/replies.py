@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+import socket
 
-from millstream.services.queue.remote_listener import RemoteLink, RemoteListener
-from millstream.services.queue.remote_reply import (
+from millstream.services.queue.reply_port import ReplyPort
+from millstream.services.queue.reply_protocol import (
     FRAME_HEAD,
     HELLO,
     MESSAGE_BYTES_MAX,
@@ -32,32 +32,30 @@ async def _fuzz(logged_in: bool, data: bytes) -> None:
     whole.feed(data)
     for at in range(0, len(data), 5):
         pieces.feed(data[at : at + 5])
-    assert (whole.taken, whole.closed, whole.receipts()) == (pieces.taken, pieces.closed, pieces.receipts())
-    assert whole.receipts() == len(whole.taken)
+    assert (whole.taken, whole.closed) == (pieces.taken, pieces.closed)
+    assert whole.receipts() == pieces.receipts() == len(whole.taken)
     assert logged_in or not whole.taken
     whole.end()
     pieces.end()
 
 
 class _Sent:
-    """A connection to a listener, without a socket: what it is sent, and what it answers."""
+    """A connection to a reply port: what it is sent, and what it answers."""
 
     def __init__(self, logged_in: bool) -> None:
         self.taken: list[bytes] = []
-        self.closed = False
-        self._answers = bytearray()
         self._logged_in = logged_in
-        self._listener = RemoteListener(0, self._take)
-        self._link = RemoteLink(self._listener)
-        self._link.connection_made(cast("asyncio.Transport", self))
-        assert self._answers[: len(HELLO)] == HELLO
-        nonce = bytes(self._answers[len(HELLO) :])
-        self._answers.clear()
+        self._port = ReplyPort(0, self._take)
+        self._socket, connection = socket.socketpair()
+        connection.setblocking(False)
+        self._port._welcome(connection)
+        [self._link] = self._port.links
+        hello = self._socket.recv(1000)
+        assert hello[: len(HELLO)] == HELLO
         if logged_in:
-            self.feed(encode_login(self._listener.secret(POOL), POOL, nonce, bytes(NONCE_BYTES)))
-            assert len(self._answers) == PROOF_BYTES
-            self._answers.clear()
-            assert self._listener.links == {self._link}
+            self.feed(encode_login(self._port.secret(POOL), POOL, hello[len(HELLO) :], bytes(NONCE_BYTES)))
+            assert len(self._socket.recv(1000)) == PROOF_BYTES
+            assert not self._port.logins
 
     def _take(self, pool: str, reply: bytes) -> None:
         """What a gateway does with a reply before it looks for its batch. Raises ValueError."""
@@ -65,35 +63,25 @@ class _Sent:
         decode_reply(reply)
         self.taken.append(reply)
 
+    @property
+    def closed(self) -> bool:
+        return not self._port.links
+
     def feed(self, data: bytes) -> None:
         if not self.closed:
-            self._link.data_received(data)
-            assert len(self._link._received) < MESSAGE_BYTES_MAX + FRAME_HEAD.size
+            self._link.take(data)
+            assert len(self._link._received) < MESSAGE_BYTES_MAX + FRAME_HEAD.size  # type: ignore[attr-defined]
 
     def receipts(self) -> int:
         """Return how many replies the last receipt confirms."""
-        if not self._logged_in:
-            assert not self._answers
-        return int(RECEIPT.unpack(self._answers[-RECEIPT.size :])[0]) if self._answers else 0
+        self._link.close()
+        answers = b""
+        while more := self._socket.recv(1000):
+            answers += more
+        assert self._logged_in or not answers
+        return int(RECEIPT.unpack(answers[-RECEIPT.size :])[0]) if answers else 0
 
     def end(self) -> None:
-        self._link.connection_lost(None)
-        assert not self._listener.links
-        assert not self._listener.logins
-
-    # what a transport does
-
-    def write(self, data: bytes) -> None:
-        self._answers += data
-
-    def abort(self) -> None:
-        self.closed = True
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def get_extra_info(self, name: str) -> Any:
-        return self if name == "socket" else None
-
-    def setsockopt(self, *option: int) -> None:
-        pass
+        self._socket.close()
+        assert not self._port.links
+        assert not self._port.logins

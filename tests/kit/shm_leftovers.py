@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from millstream.services.queue.reply_listener import remove_dead_sockets
-from millstream.services.queue.reply_socket import SUFFIX
+from millstream.services.queue.reply_protocol import SUFFIX
 from millstream.services.segments.segment import remove_segments
 
 #: `up` creates folders before its first process maps a file of them.

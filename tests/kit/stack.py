@@ -28,7 +28,7 @@ from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.local_token import token_file
 from millstream.services.queue.keys import PROTOCOL
 from millstream.services.queue.reply_listener import remove_dead_sockets
-from millstream.services.queue.reply_socket import SUFFIX
+from millstream.services.queue.reply_protocol import SUFFIX
 from millstream.services.queue.server import socket_path
 from millstream.services.queue.url import RedisAddress, client
 from millstream.services.segments.segment import remove_segments

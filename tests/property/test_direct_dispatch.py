@@ -39,7 +39,7 @@ from millstream.services.process.waits import Spin
 from millstream.services.queue.death_notices import Death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.pipeline import RedisClock
-from millstream.services.queue.reply_socket import MESSAGE_BYTES_MAX, SOCKET_TYPE
+from millstream.services.queue.reply_protocol import MESSAGE_BYTES_MAX, SOCKET_TYPE
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.wire.batch import attach_message, decode_batch, decode_reply, detach_message, is_control
 from millstream.services.wire.records import State
@@ -86,10 +86,7 @@ class Links:
             self.gateways.append(theirs)
         return self.mine
 
-    def drop(self, gateway: str) -> None:
-        self.close()
-
-    def drop_link(self, link: socket.socket) -> None:
+    def drop(self, link: socket.socket, why: OSError) -> None:
         if link is self.mine:
             self.close()
 

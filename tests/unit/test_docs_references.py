@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.queue.remote_listener import PORTS_TRIED
+from millstream.services.queue.reply_port import PORTS_TRIED
 
 pytestmark = pytest.mark.plugins
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.queue.remote_links import Settled
+from millstream.services.queue.reply_links import Sent
 from millstream.services.wire.batch import BatchHeader, BatchInput, ShmSlice, decode_reply, encode_batch
 from millstream.workers.batches.consumer import Finished
 from millstream.workers.batches.lease import Lease, ReplyWriter, RunCost
@@ -27,36 +27,21 @@ SLICE = ShmSlice("s", 0, 8)
 
 @dataclass
 class Links:
-    """Takes replies while `open`."""
+    """Takes replies while `open`, and keeps those of a gateway on another host, `remote`, until it is asked."""
 
     open: bool = True
+    remote: bool = False
     sent: list[tuple[bytes, bytes]] = field(default_factory=list)
-
-    def send(self, replies: bytes, message: bytes) -> bool:
-        if self.open:
-            self.sent.append((replies, message))
-        return self.open
-
-    def elsewhere(self, replies: bytes) -> str | None:
-        return None if self.open else "0-7-ab"
-
-
-@dataclass
-class Remote:
-    """Takes replies to other hosts while `open`, and says what became of them when asked."""
-
-    open: bool = False
     kept: list[tuple[Lease, bytes]] = field(default_factory=list)
-    steps: int = 0
 
-    def advance(self) -> None:
-        self.steps += 1
-
-    def send(self, gateway: str, message: bytes, token: Lease) -> bool:
-        assert gateway == "0-7-ab"
-        if self.open:
+    def send(self, replies: bytes, message: bytes, token: Lease) -> Sent | None:
+        if not self.open:
+            return None
+        if self.remote:
             self.kept.append((token, message))
-        return self.open
+            return Sent.KEPT
+        self.sent.append((replies, message))
+        return Sent.DELIVERED
 
     @property
     def waiting(self) -> bool:
@@ -65,11 +50,11 @@ class Remote:
     def unsettled(self, older_s: float) -> list[tuple[Lease, bytes]]:
         return self.kept
 
-    def settled(self, wait_s: float) -> Settled[Lease]:
+    def settled(self, wait_s: float) -> tuple[list[Lease], list[tuple[Lease, bytes]]]:
         """The first was delivered, the others were not."""
         first, *others = self.kept
         self.kept = []
-        return Settled([first[0]], others)
+        return [first[0]], others
 
 
 class Direct:
@@ -83,13 +68,10 @@ def lease_of(attempt: int = 1, shm: ShmSlice | None = None, slot: ShmSlice | Non
     return Lease("lane", b"1-1", encode_batch(header, [] if shm or blob else [bytes(8)]), attempt, leased_at=5.0)
 
 
-def sender_of(
-    links: Links, remote: Remote | None = None, *, valid: bool = True, inline_bytes_max: int = 1 << 20
-) -> ReplySender:
+def sender_of(links: Links, *, valid: bool = True, inline_bytes_max: int = 1 << 20) -> ReplySender:
     segments: Any = None
     writer = ReplyWriter("w", segments, inline_bytes_max, 1 << 20, lambda _: False)
-    elsewhere, direct = remote or Remote(), Direct()
-    return ReplySender(writer, links, elsewhere, lambda leased_at: valid and leased_at == 5.0, direct)  # type: ignore[arg-type]
+    return ReplySender(writer, links, lambda leased_at: valid and leased_at == 5.0, Direct())  # type: ignore[arg-type]
 
 
 def result_of(lease: Lease) -> RunResult:
@@ -127,21 +109,21 @@ def test_a_reply_that_was_sent_is_not_sent_again_with_the_acknowledgement():
     ids=["second attempt", "input in shared memory", "output in shared memory", "lease may be over", "large outputs"],
 )
 def test_redis_decides_about_a_reply_that_could_do_harm(lease, options):
-    links, remote = Links(), Remote(open=True)
-    sender = sender_of(links, remote, **options)
+    links = Links()
+    sender = sender_of(links, **options)
     finished = finish(sender, lease)
-    assert (links.sent, remote.kept) == ([], [])
+    assert links.sent == []
     assert (sender.by_socket, sender.by_redis) == (0, 1)
     assert sender.redis_bytes == len(finished.reply) + len(finished.blob) > 8
 
 
 @pytest.mark.parametrize("blob", ["", "b1"], ids=["in the entry", "in a blob"])
 def test_inputs_in_redis_are_no_hindrance_and_are_released_once_the_reply_is_kept(blob):
-    remote = Remote(open=True)
+    links = Links(remote=True)
     lease = lease_of(blob=blob)
     lease.inline = memoryview(bytes(8))
-    assert sender_of(Links(open=False), remote).finish(result_of(lease), SIGNATURE) is None
-    assert [kept for kept, _ in remote.kept] == [lease]
+    assert sender_of(links).finish(result_of(lease), SIGNATURE) is None
+    assert [kept for kept, _ in links.kept] == [lease]
     assert lease.inline.nbytes == 0
 
 
@@ -155,10 +137,8 @@ def test_errors_of_the_worker_itself_and_replies_without_a_way_go_through_redis(
 
 
 def test_the_lease_of_a_reply_to_another_host_is_acknowledged_after_its_receipt():
-    remote = Remote(open=True)
-    sender = sender_of(Links(open=False), remote)
+    sender = sender_of(Links(remote=True))
     assert sender.settled() == []
-    assert remote.steps == 1, "a login goes on without a reply"
     first, second = lease_of(), lease_of()
     for lease in (first, second):
         assert sender.finish(result_of(lease), SIGNATURE) is None

@@ -392,7 +392,7 @@ class Consumer:
         return bool(known)
 
     def reply_address(self, gateway: str) -> bytes | None:
-        """Return where a gateway takes replies of workers on other hosts (queue.remote_reply); None: nowhere."""
+        """Return where a gateway takes replies of workers on other hosts (queue.reply_protocol); None: nowhere."""
         value: bytes | None = self._link.call("GET", self._keys.reply_address(gateway))
         return value
 

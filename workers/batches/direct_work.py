@@ -19,7 +19,7 @@ from millstream.services.process.waits import Spin
 from millstream.services.queue.keys import PoolKeys
 from millstream.services.queue.pipeline import RedisClock
 from millstream.services.queue.reply_links import ReplyLinks
-from millstream.services.queue.reply_socket import MESSAGE_BYTES_MAX
+from millstream.services.queue.reply_protocol import MESSAGE_BYTES_MAX
 from millstream.services.wire.batch import TERM_MAX, attach_message, detach_message, read_batch, return_message
 from millstream.workers.batches.lease import Lease
 from millstream.workers.models.loaded_models import LoadedModels
@@ -45,7 +45,7 @@ class DirectWork:
 
     def __init__(
         self,
-        links: ReplyLinks,
+        links: ReplyLinks[Lease],
         keys: PoolKeys,
         worker: str,
         models: LoadedModels,
@@ -95,8 +95,8 @@ class DirectWork:
         self._term = self._term % TERM_MAX + 1
         try:
             link.send(attach_message(self._term, self._keys.pool, self._worker), socket.MSG_NOSIGNAL)
-        except OSError:  # it does not read, or is gone
-            self._links.drop(self._served)
+        except OSError as error:  # it does not read, or is gone
+            self._links.drop(link, error)
             return False
         self._link, self._gateway, self._last_batch = link, self._served, now
         return True
@@ -173,7 +173,7 @@ class DirectWork:
         except OSError:
             data = b""
         if not data:
-            self._lose(link)
+            self._lose(link, ConnectionResetError("the gateway closed the connection"))
         return data
 
     def _lease(self, link: socket.socket, data: bytes) -> Lease | None:
@@ -186,7 +186,7 @@ class DirectWork:
             lease = Lease(lane, b"", batch, 1, now)
         except (ValueError, TypeError) as error:
             log.warning("a gateway sent what is no batch: %s", error)
-            self._lose(link)
+            self._lose(link, OSError("it sent what is no batch"))
             return None
         lease.leased_at = now - max(0.0, (self._clock.now_ms() - lease.header.created_ms) / 1000)
         model = self._models.get(lane)
@@ -216,13 +216,12 @@ class DirectWork:
                 writable.poll(SEND_S_MAX * 1000)
                 link.send(message, socket.MSG_NOSIGNAL)
         except OSError as error:
-            log.debug("a gateway does not read: %s", error)
-            self._lose(link)
+            self._lose(link, error)
 
-    def _lose(self, link: socket.socket) -> None:
+    def _lose(self, link: socket.socket, why: OSError) -> None:
         if self._link is link:
             self._link = None
-        self._links.drop_link(link)
+        self._links.drop(link, why)
 
     def close(self) -> None:
         """Close all connections."""

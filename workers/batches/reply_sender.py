@@ -1,7 +1,7 @@
 """Chooses the way of each reply: straight to a gateway on this host, or on another one, or through Redis.
 
 reply ─> ReplyLinks, now ─> acknowledged by the next call of the queue      else: sent and acknowledged in one script
-      ─> RemoteLinks, now ─> receipt ─> acknowledged by the next call of the queue
+              to another host ─> receipt ─> acknowledged by the next call of the queue
 
 The reply is sent before its lease is acknowledged: a worker that dies in between leaves a lease, whose batch runs again
 and is answered a second time, which the gateway drops. The other order would lose the answer. What was sent to another
@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millstream.services.model.signature import Signature
-from millstream.services.queue.remote_links import RemoteLinks
-from millstream.services.queue.reply_links import ReplyLinks
+from millstream.services.queue.reply_links import ReplyLinks, Sent
 from millstream.services.wire.batch import encode_given_up
 from millstream.workers.batches.consumer import Consumer, Finished
 from millstream.workers.batches.direct_work import DirectWork
@@ -36,14 +35,12 @@ class ReplySender:
     def __init__(
         self,
         writer: ReplyWriter,
-        links: ReplyLinks,
-        remote: RemoteLinks[Lease],
+        links: ReplyLinks[Lease],
         lease_valid: Callable[[float], bool],
         direct: DirectWork,
     ) -> None:
         self.writer = writer
         self._links = links
-        self._remote = remote
         self._lease_valid = lease_valid
         self.direct = direct
         # Counters, which WorkerMetrics reads and resets.
@@ -68,12 +65,11 @@ class ReplySender:
             return None
         self.direct.served(lease)
         if at_once and not blob and self._allowed(lease):
-            replies = lease.header.replies
-            if self._links.send(replies, reply):
+            sent = self._links.send(lease.header.replies, reply, lease)
+            if sent is Sent.DELIVERED:
                 self.by_socket += 1
                 return Finished(lease, b"", b"")
-            gateway = self._links.elsewhere(replies)
-            if gateway is not None and self._remote.send(gateway, reply, lease):
+            if sent is Sent.KEPT:
                 return None
         return self._through_redis(lease, reply, blob)
 
@@ -84,10 +80,9 @@ class ReplySender:
 
     def settled(self, wait_s: float = 0.0) -> list[Finished]:
         """Return what is left for Redis of replies to gateways on other hosts; wait up to `wait_s` for receipts."""
-        self._remote.advance()
-        if not self._remote.waiting:
+        if not self._links.waiting:
             return []
-        delivered, undelivered = self._remote.settled(wait_s)
+        delivered, undelivered = self._links.settled(wait_s)
         self.by_tcp += len(delivered)
         left = [Finished(lease, b"", b"") for lease in delivered]
         return left + [self._through_redis(lease, reply, b"") for lease, reply in undelivered]
@@ -95,23 +90,23 @@ class ReplySender:
     @property
     def waiting(self) -> bool:
         """Whether a receipt is missing."""
-        return self._remote.waiting
+        return self._links.waiting
 
     def unsettled(self, older_s: float = 0.0) -> list[Finished]:
         """Return the replies without a receipt that were sent at least `older_s` seconds ago, for Redis.
 
         May be called in any thread. They stay: `settled` returns them, too.
         """
-        return [Finished(lease, reply, b"") for lease, reply in self._remote.unsettled(older_s)]
+        return [Finished(lease, reply, b"") for lease, reply in self._links.unsettled(older_s)]
 
     def give_up_links(self) -> None:
-        """Close the connections to other hosts; `settled` then returns all that has no receipt."""
-        self._remote.close()
+        """Close the connections; `settled` then returns all that has no receipt."""
+        self._links.close()
 
     def look_up(self, consumer: Consumer) -> None:
         """Look up the addresses of gateways that replies are for. Called in another thread."""
-        for gateway in [*self._remote.wanted]:
-            self._remote.found(gateway, consumer.reply_address(gateway))
+        for gateway in [*self._links.wanted]:
+            self._links.found(gateway, consumer.reply_address(gateway))
 
     def give_up(self, lease: Lease) -> Finished | None:
         """Have the requests of a lease tried alone. Returns what `finish` returns."""
