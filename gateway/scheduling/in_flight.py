@@ -102,7 +102,7 @@ class InFlight:
         if takes_queue or not direct(batch, packed.entry, policy.depth):  # type: ignore[misc]
             deadline_ms = redis_ms + (earliest - now) * 1000
             share = Share(max(run_s * 1000, COST_MS_MIN), rows / policy.batch_rows, counted, long_ms)
-            link.put(lane.content_id, name, packed, deadline_ms, attempt, share)
+            link.put(lane.content_id, name, packed.entry, packed.blob, deadline_ms, attempt, share)
         if packed.segment_bytes:
             lane.metrics.segment_bytes.add(packed.segment_bytes)
         if len(context.pending) == 1:

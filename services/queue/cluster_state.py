@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.keys import InstallationKeys
-from millstream.services.queue.limited_client import limited
+from millstream.services.queue.limited_client import limited, reaching_redis
 from millstream.services.queue.scripts import script
 from millstream.services.queue.url import RedisAddress, async_client
 from millstream.services.queue.worker_records import ExtraCommands, WorkerRecords
@@ -87,10 +87,8 @@ class ClusterState:
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
         """Return the records of all live workers, ordered by pool and id, without those that cannot be parsed."""
-        try:
+        with reaching_redis():
             return await self._records.read()
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
 
     async def exchange(self, gateway: str, token: str | None) -> Exchanged:
         """Return the records of all live workers and the uploads in progress, and list `gateway` as `set_gateway` does.
@@ -99,15 +97,13 @@ class ClusterState:
         A Redis that takes no writes does not list the gateway, which is no error. `token` None: it is not listed.
         """
         extra = ExtraCommands(lambda pipeline: self._add_exchange(pipeline, gateway, token, now), [])
-        try:
+        with reaching_redis():
             now = await self._now()
             workers = await self._records.read(extra)
             stored, *_ = extra.replies
             if isinstance(stored, Exception):
                 raise stored
             uploads = await self._live_uploads(stored, now)
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
         return Exchanged(workers, uploads)
 
     def _add_exchange(self, pipeline: Any, gateway: str, token: str | None, now: float) -> None:
@@ -118,21 +114,17 @@ class ClusterState:
     async def stream_entries(self, pool: str, lanes: list[str]) -> list[int]:
         """Return the number of entries in the stream of each lane, waiting and leased."""
         keys = self._keys.pool(pool)
-        try:
+        with reaching_redis():
             pipeline = self._redis.pipeline(transaction=False)
             for lane in lanes:
                 pipeline.xlen(keys.stream(lane))
             return [int(count) for count in await pipeline.execute()]
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
 
     async def uploads(self) -> dict[tuple[str, int | None], State]:
         """Return the uploads in progress: (model, version) -> state; version None: numbered when it is published."""
-        try:
+        with reaching_redis():
             stored = await self._redis.hgetall(self._keys.uploads)
             return await self._live_uploads(stored, await self._now())
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
 
     async def _live_uploads(self, stored: Mapping[bytes, bytes], now: float) -> dict[tuple[str, int | None], State]:
         """Return the uploads that are stored, and remove those of gateways that died."""
@@ -154,102 +146,80 @@ class ClusterState:
         if state is None:
             await self._remove_upload(field)
             return
-        try:
+        with reaching_redis():
             await self._redis.hset(self._keys.uploads, field, f"{state.value} {await self._now() + UPLOAD_LIFE_S:.3f}")
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
 
     async def _remove_upload(self, field: str) -> None:
-        try:
+        with reaching_redis():
             await self._redis.hdel(self._keys.uploads, field)
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
 
     async def gateways(self) -> dict[str, str]:
         """Return the live gateways and, for each, the token of the repository state that it routes by."""
-        try:
-            stored = await self._redis.hgetall(self._keys.gateways)
-            now = await self._now()
-            live: dict[str, str] = {}
-            for name, value in stored.items():
-                until, _, token = _text(value).partition(" ")
-                with suppress(ValueError):
-                    if await self._is_live(self._keys.gateways, name, float(until), GATEWAY_LIFE_S, token, now):
-                        live[_text(name)] = token
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
-        return live
+        with reaching_redis():
+            return await self._live(self._keys.gateways, GATEWAY_LIFE_S, await self._redis.hgetall(self._keys.gateways))
 
     async def set_gateway(self, name: str, token: str | None) -> None:
         """List a gateway for GATEWAY_LIFE_S with the state that it routes by; None: remove it, since it stops."""
-        try:
+        with reaching_redis():
             if token is None:
                 await self._redis.hdel(self._keys.gateways, name)
             else:
                 await self._redis.hset(self._keys.gateways, name, _listed(token, await self._now()))
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
 
     async def exchange_use(self, gateway: str, text: str | None) -> dict[str, str]:
         """List what API keys used through a gateway for USE_LIFE_S, and return what the other live gateways listed.
 
         `text` None: nothing has changed, and nothing is listed.
         """
-        try:
-            now = await self._now()
+        with reaching_redis():
             pipeline = self._redis.pipeline(transaction=False)
             if text is not None:
-                pipeline.hset(self._keys.use, gateway, f"{now + USE_LIFE_S:.3f} {text}")
+                pipeline.hset(self._keys.use, gateway, f"{await self._now() + USE_LIFE_S:.3f} {text}")
                 pipeline.expire(self._keys.use, math.ceil(USE_LIFE_S))
             pipeline.hgetall(self._keys.use)
             *_, stored = await pipeline.execute()
-            others: dict[str, str] = {}
-            for name, value in stored.items():
-                until, _, other = _text(value).partition(" ")
-                live = await self._is_live(self._keys.use, name, float(until), USE_LIFE_S, other, now)
-                if live and _text(name) != gateway:
-                    others[_text(name)] = other
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
+            others = await self._live(self._keys.use, USE_LIFE_S, stored)
+        others.pop(gateway, None)
         return others
 
     async def keys_changed(self) -> int:
         """Count a change of the API keys, tell all gateways, and return its number."""
-        try:
+        with reaching_redis():
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.hincrby(self._keys.keys_read, _CHANGES, 1)
             pipeline.publish(self._keys.changes, "keys:")
             change, _ = await pipeline.execute()
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
         return int(change)
 
     async def tell_keys_read(self, gateway: str, change: int) -> int:
         """List the last change of the API keys that a gateway has read, for KEYS_READ_LIFE_S; return the last one."""
-        try:
+        with reaching_redis():
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.hset(self._keys.keys_read, gateway, f"{await self._now() + KEYS_READ_LIFE_S:.3f} {change}")
             pipeline.hget(self._keys.keys_read, _CHANGES)
             _, last = await pipeline.execute()
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
         return int(last or 0)
 
     async def keys_read(self) -> dict[str, int]:
         """Return the live gateways and, for each, the number of the last change of the API keys that it has read."""
-        try:
+        with reaching_redis():
             stored = await self._redis.hgetall(self._keys.keys_read)
-            now = await self._now()
-            live: dict[str, int] = {}
-            for name, value in stored.items():
-                until, _, change = _text(value).partition(" ")
-                with suppress(ValueError):
-                    if not change:
-                        continue  # the number of changes
-                    if await self._is_live(self._keys.keys_read, name, float(until), KEYS_READ_LIFE_S, change, now):
-                        live[_text(name)] = int(change)
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
+            stored.pop(_CHANGES.encode(), None)
+            return {
+                gateway: int(change)
+                for gateway, change in (await self._live(self._keys.keys_read, KEYS_READ_LIFE_S, stored)).items()
+                if change.isdecimal()
+            }
+
+    async def _live(self, key: bytes, life_s: float, stored: Mapping[bytes, bytes]) -> dict[str, str]:
+        """Return what live gateways listed in a hash, without what this release cannot read."""
+        now = await self._now()
+        live: dict[str, str] = {}
+        for name, value in stored.items():
+            until, _, text = _text(value).partition(" ")
+            with suppress(ValueError):
+                if await self._is_live(key, name, float(until), life_s, text, now):
+                    live[_text(name)] = text
         return live
 
     async def _is_live(self, key: bytes, gateway: bytes, until: float, life_s: float, text: str, now: float) -> bool:
@@ -280,32 +250,24 @@ class ClusterState:
         keys = self._keys.pool(pool)
         names = (*keys.scheduling, keys.fence)
         arguments = (keys.prefix, order.token, worker, order.model_dump_json())
-        try:
+        with reaching_redis():
             return bool(await self._redis.eval(script("order").text, len(names), *names, *arguments))
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
 
     async def now(self) -> float:
         """Ask for the seconds since the epoch on the Redis clock."""
         self._clock_until = 0.0
-        try:
+        with reaching_redis():
             return await self._now()
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
 
     async def pools(self) -> set[str]:
         """Return the pools that have workers, or had some a while ago."""
-        try:
+        with reaching_redis():
             return {_text(pool) for pool in await self._redis.smembers(self._keys.pools)}
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
 
     async def leader(self) -> Leader | None:
         """Return the controller that leads; None if none does."""
-        try:
+        with reaching_redis():
             stored = await self._redis.get(self._keys.leader)
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
         token, _, name = _text(stored or b"").partition(" ")
         return Leader(name, int(token)) if token.isdecimal() else None
 
@@ -320,39 +282,37 @@ class ClusterState:
 
     async def memory(self) -> Memory:
         """Return the memory of Redis. Raises Failure also if this user may not ask for it."""
-        try:
+        with reaching_redis():
             info = await self._redis.info("memory")
+        try:
             return Memory(int(info["used_memory"]), int(info["maxmemory"]))
-        except (RedisError, OSError, KeyError) as error:
-            raise _unreachable(error) from error
+        except KeyError as error:
+            raise Failure(Code.UNAVAILABLE, f"Redis does not tell its {error}") from error
 
     async def publish(self, message: str) -> None:
         """Send an event to all processes that read `messages` (millstream.services.queue.keys)."""
-        try:
+        with reaching_redis():
             await self._redis.publish(self._keys.changes, message)
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
 
     async def messages(self) -> AsyncIterator[str]:
         """Yield the events that are published from now on."""
         subscription = self._redis.pubsub(ignore_subscribe_messages=True)
         try:
-            async with limited(self._reply_s_max):
-                await subscription.subscribe(self._keys.changes)
-            pinged = False
-            while True:
-                async with limited(self._quiet_s + self._reply_s_max):
-                    message = await subscription.get_message(timeout=self._quiet_s)
-                if message is None and pinged:
-                    raise Failure(Code.UNAVAILABLE, "Redis does not answer a subscriber", retry_after_s=1)
-                pinged = message is None
-                if message is None:
-                    async with limited(self._reply_s_max):
-                        await subscription.ping()
-                elif message["type"] == "message":
-                    yield _text(message["data"])
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
+            with reaching_redis():
+                async with limited(self._reply_s_max):
+                    await subscription.subscribe(self._keys.changes)
+                pinged = False
+                while True:
+                    async with limited(self._quiet_s + self._reply_s_max):
+                        message = await subscription.get_message(timeout=self._quiet_s)
+                    if message is None and pinged:
+                        raise Failure(Code.UNAVAILABLE, "Redis does not answer a subscriber", retry_after_s=1)
+                    pinged = message is None
+                    if message is None:
+                        async with limited(self._reply_s_max):
+                            await subscription.ping()
+                    elif message["type"] == "message":
+                        yield _text(message["data"])
         finally:
             await subscription.aclose()
 
@@ -366,7 +326,3 @@ def _text(value: bytes | str) -> str:
 
 def _listed(token: str, now: float) -> str:
     return f"{now + GATEWAY_LIFE_S:.3f} {token}"
-
-
-def _unreachable(error: Exception) -> Failure:
-    return Failure(Code.UNAVAILABLE, f"Redis is not reachable: {error}", retry_after_s=1)

@@ -66,22 +66,6 @@ class InstallationKeys:
         installation: its name, without colons and braces (`millstream.services.installation`).
     """
 
-    __slots__ = (
-        "changes",
-        "gateways",
-        "installation",
-        "keys_read",
-        "leader",
-        "leader_token",
-        "loads",
-        "log_levels",
-        "memory_taken",
-        "pools",
-        "scale",
-        "uploads",
-        "use",
-    )
-
     def __init__(self, installation: str) -> None:
         self.installation = installation
         prefix = b"ms:%d:{%s}:" % (PROTOCOL, installation.encode())
@@ -104,22 +88,6 @@ class InstallationKeys:
 
 class PoolKeys:
     """The keys of one pool. A lane is named by the content id that it serves (`Manifest.content_id`)."""
-
-    __slots__ = (
-        "blamed",
-        "deadlines",
-        "demands",
-        "epoch",
-        "fence",
-        "idle",
-        "of_installation",
-        "pool",
-        "prefix",
-        "ready",
-        "scheduling",
-        "vtimes",
-        "workers",
-    )
 
     def __init__(self, of_installation: InstallationKeys, pool: str) -> None:
         self.of_installation = of_installation

@@ -11,10 +11,9 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
-from redis.exceptions import RedisError
 
-from millstream.services.errors import Code, Failure
 from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.limited_client import reaching_redis
 from millstream.services.queue.scripts import Script, script
 from millstream.services.queue.url import RedisAddress, async_client
 from millstream.services.wire.orders import Order
@@ -73,10 +72,8 @@ class LeaderLock:
 
     async def waiting_orders(self, pool: str, worker: str) -> list[Order]:
         """Return the orders that a worker has not taken yet, without those that this release cannot read."""
-        try:
+        with reaching_redis():
             stored = await self._redis.lrange(self._keys.pool(pool).orders(worker), 0, WAITING_ORDERS_MAX - 1)
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
         return [order for data in stored if (order := _readable(data)) is not None]
 
     async def close(self) -> None:
@@ -90,10 +87,8 @@ class LeaderLock:
 
     async def _run(self, known: Script, keys: tuple[bytes, ...], *arguments: bytes | str | int) -> Any:
         """Run a script. Its text is sent each time: these are a few calls a second, and Redis may forget scripts."""
-        try:
+        with reaching_redis():
             return await self._redis.eval(known.text, len(keys), *keys, *arguments)
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
 
 
 def _readable(data: bytes) -> Order | None:
@@ -105,7 +100,3 @@ def _readable(data: bytes) -> Order | None:
 
 def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _unreachable(error: Exception) -> Failure:
-    return Failure(Code.UNAVAILABLE, f"Redis is not reachable: {error}", retry_after_s=1)

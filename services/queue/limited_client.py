@@ -7,15 +7,16 @@ connections and answers nothing: a connection that is being opened again begins 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import redis.asyncio
 from redis.asyncio.client import Pipeline
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeout
 
-from millstream.services.errors import Failure
+from millstream.services.errors import Code, Failure
 
 #: for a process that ends to remove what it wrote, which expires all the same
 FAREWELL_S_MAX = 1.0
@@ -67,3 +68,12 @@ async def without_redis_after(seconds: float) -> AsyncIterator[None]:
     with suppress(Failure, TimeoutError):
         async with asyncio.timeout(seconds):
             yield
+
+
+@contextmanager
+def reaching_redis() -> Iterator[None]:
+    """Raise Failure(UNAVAILABLE) instead of the errors of redis-py."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise Failure(Code.UNAVAILABLE, f"Redis is not reachable: {error}", retry_after_s=1) from error

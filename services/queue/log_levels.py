@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from redis.exceptions import RedisError
-
-from millstream.services.errors import Code, Failure
 from millstream.services.process.log_level import KINDS, LEVELS
 from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.limited_client import reaching_redis
 from millstream.services.queue.url import RedisAddress, async_client, client
 
 LEVELS_LIFE_S = 86_400  # from the last change until all levels are the default again
@@ -28,16 +26,14 @@ class StoredLogLevels:
 
     async def read(self) -> dict[str, str]:
         """Return the levels by kind; kinds without one are left out."""
-        try:
+        with reaching_redis():
             return _levels(await self._redis.hmget(self._key, KINDS))
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
 
     async def update(self, changes: Mapping[str, str | None]) -> dict[str, str]:
         """Change the levels of some kinds, None: to the default; return all. They last for LEVELS_LIFE_S."""
         levels = {kind: level for kind, level in changes.items() if level is not None}
         defaults = [kind for kind, level in changes.items() if level is None]
-        try:
+        with reaching_redis():
             pipeline = self._redis.pipeline()
             if levels:
                 pipeline.hset(self._key, mapping=levels)
@@ -46,8 +42,6 @@ class StoredLogLevels:
             pipeline.expire(self._key, LEVELS_LIFE_S)
             pipeline.hmget(self._key, KINDS)
             *_, stored = await pipeline.execute()
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
         return _levels(stored)
 
     async def close(self) -> None:
@@ -64,10 +58,8 @@ class InstallationLevel:
 
     def read(self) -> str | None:
         """Return the level; None: the default. Raises Failure(UNAVAILABLE) while Redis is not reachable."""
-        try:
+        with reaching_redis():
             stored = self._redis.hmget(self._key, (self._kind,))
-        except (RedisError, OSError) as error:
-            raise _unreachable(error) from error
         (level,) = stored
         return _level(level)
 
@@ -81,7 +73,3 @@ def _level(stored: bytes | None) -> str | None:
     """Return a stored level; None for one that this release does not know."""
     text = (stored or b"").decode(errors="replace")
     return text if text in LEVELS else None
-
-
-def _unreachable(error: Exception) -> Failure:
-    return Failure(Code.UNAVAILABLE, f"Redis is not reachable: {error}", retry_after_s=1)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import hiredis
 
@@ -44,18 +44,6 @@ BLOB_LIFE_MS = 60_000
 EPOCH_LIFE_S = 86_400
 REPLY_ADDRESS_LIFE_S = 60  # of the address of the reply port, which each refresh writes again
 BUFFERED_BYTES_MAX = 64 << 20  # unsent bytes at which no further batch is put
-
-
-class EncodedBatch(Protocol):
-    """What `put` sends of a batch."""
-
-    @property
-    def entry(self) -> bytes:
-        """The encoded batch."""
-
-    @property
-    def blob(self) -> bytes:
-        """Tensors that go to a blob key of their own, or b""."""
 
 
 class ProducerLink:
@@ -139,27 +127,35 @@ class ProducerLink:
         self,
         lane: str,
         name: str,
-        batch: EncodedBatch,
+        entry: bytes,
+        blob: bytes,
         deadline_ms: float,
         attempt: int,
         share: Share,
     ) -> None:
         """Append a batch to its lane's stream. Raises Failure(UNAVAILABLE) without a connection.
 
-        `deadline_ms` is on the Redis clock.
+        Args:
+            lane: the version's lane.
+            name: unique name of the batch.
+            entry: the encoded batch.
+            blob: tensors that go to a blob key of their own, or b"".
+            deadline_ms: on the Redis clock.
+            attempt: number of the attempt, from 1 on.
+            share: what the batch takes of the pool's workers.
         """
         out, keys = self._out, self.keys
         if out is None:
             raise Failure(Code.UNAVAILABLE, "Redis is not reachable", retry_after_s=1)
         on_put = partial(self._on_put, name)
-        if batch.blob:
+        if blob:
             # One refused part ends this batch, whatever Redis answers to the other commands.
-            for command in write_commands(keys.blob(name), batch.blob, BLOB_LIFE_MS):
+            for command in write_commands(keys.blob(name), blob, BLOB_LIFE_MS):
                 self.sent_bytes += out.send(command, on_put)
         self.sent_bytes += out.send(
             (
                 *self._put_head, keys.stream(lane), keys.prefix, lane,
-                batch.entry, attempt, b"%d" % deadline_ms, self.replies_key, name,
+                entry, attempt, b"%d" % deadline_ms, self.replies_key, name,
                 b"%.3f" % share.cost_ms, b"%.3f" % share.fill, int(share.call), share.long_ms,
             ),
             on_put,
@@ -167,27 +163,28 @@ class ProducerLink:
 
     def drop_blob(self, name: str) -> None:
         """Delete the tensors of a batch that Redis refused, without waiting; after a lost connection they expire."""
-        if self._out is not None and self._out.connected:
-            self._out.send((b"DEL", self.keys.blob(name)))
+        self._tell((b"DEL", self.keys.blob(name)))
 
     def leave(self, name: str, life_s: float) -> None:
         """Tell the worker that runs a batch that all its callers have gone. `life_s`: until its last deadline."""
-        if self._out is not None and self._out.connected:
-            self._out.send((b"SET", self.keys.left(name), b"1", b"PX", max(1, int(life_s * 1000))))
+        self._tell((b"SET", self.keys.left(name), b"1", b"PX", max(1, int(life_s * 1000))))
 
     def drop_left(self, name: str) -> None:
         """Delete what `leave` told: the batch is no longer in flight. After a lost connection it expires."""
-        if self._out is not None and self._out.connected:
-            self._out.send((b"DEL", self.keys.left(name)))
+        self._tell((b"DEL", self.keys.left(name)))
 
     def withdraw(self, lane: str, name: str, *, refused: bool = False) -> None:
         """Remove a batch whose requests are gone if no worker serves its lane; else it would stay there for an hour.
 
         `refused`: its version is refused. It is returned if no worker has it, whoever serves the lane.
         """
+        keys = self.keys
+        self._tell(script_call("withdraw", keys, (keys.stream(lane),), lane, name, int(refused)))
+
+    def _tell(self, command: tuple[bytes | str | int, ...]) -> None:
+        """Send a command without waiting, if there is a connection."""
         if self._out is not None and self._out.connected:
-            keys = self.keys
-            self._out.send(script_call("withdraw", keys, (keys.stream(lane),), lane, name, int(refused)))
+            self._out.send(command)
 
     async def take_blob(self, name: str) -> bytes:
         """Read a blob, part by part, and delete it; returns b"" if it is not there. Raises as `call` does."""
@@ -198,8 +195,7 @@ class ProducerLink:
             more: list[bytes] = await self.call(*read_command(key, len(parts)))
             parts += more
             last = not more or is_last(more)
-        if self._out is not None and self._out.connected:
-            self._out.send((b"DEL", key))  # without waiting; if the connection is lost, the key expires
+        self._tell((b"DEL", key))  # if the connection is lost, the key expires
         return b"".join(parts)
 
     async def call(self, *words: bytes | str | int) -> Any:

@@ -105,7 +105,8 @@ class ReplyLinks(Generic[Token]):
         except OSError as error:
             self._drop(gateway, error)
             return None
-        self.waiting |= sent is Sent.KEPT
+        if sent is Sent.KEPT:
+            self.waiting = True
         return sent
 
     def direct(self, gateway: str) -> socket.socket | None:
@@ -284,8 +285,9 @@ class _LocalLink(_Link[Token]):
         return self._welcome
 
     def send(self, message: bytes, token: Token, now: float) -> Sent:
-        if self.welcome():
-            self.socket.send(message, socket.MSG_NOSIGNAL)
+        if not self._welcome:
+            self.welcome()
+        self.socket.send(message, socket.MSG_NOSIGNAL)
         return Sent.DELIVERED
 
 

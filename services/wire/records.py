@@ -116,8 +116,8 @@ class WorkerRecord(BaseModel):
     started: float
     heartbeat: float = 0.0  # time of the last heartbeat on the reader's clock; set by ClusterState
     batch_formats: tuple[int, ...] = ()  # batch formats that the worker reads
-    #: Stored apart from the rest of the record, each by itself, and put in by the reader (queue.record_cache): an idle
-    #: instance costs nothing with each heartbeat.
+    #: Stored apart from the rest of the record, each by itself, and put in by the reader (queue.worker_records):
+    #: an idle instance costs nothing with each heartbeat.
     instances_version: int = 0  # incremented with each change of an instance; 0: `instances` is in the record
     changed_since: int = 0  # version after which `changed` lists every change
     changed: dict[str, int] = {}  # content ids of instances that changed lately -> version of the change

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from millstream.gateway.scheduling.packer import Packed
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.blob import PART_BYTES_MAX
 from millstream.services.queue.producer_link import ProducerLink
@@ -73,7 +72,7 @@ def test_a_gateway_sends_and_takes_any_blob_too(pool):
             pool.address, pool.keys, "g9", lambda _: None, lambda _: None, lambda _, reply: answers.append(reply)
         )
         await link.start()
-        link.put("m", "big", Packed(b"entry", data, [], 0), 1e12, 1, Share(1.0, 1.0))
+        link.put("m", "big", b"entry", data, 1e12, 1, Share(1.0, 1.0))
         found = await link.take_blob("big")
         again = await link.take_blob("big")
         await link.stop()
@@ -116,7 +115,7 @@ def test_a_put_that_redis_has_no_memory_for_is_told_so(pool):
 
         link = ProducerLink(pool.address, pool.keys, "g9", lambda _: None, lambda _: None, on_put)
         await link.start()
-        link.put("m", "big", Packed(b"entry", bytes(64 * MIB), [], 0), 1e12, 1, Share(1.0, 1.0))
+        link.put("m", "big", b"entry", bytes(64 * MIB), 1e12, 1, Share(1.0, 1.0))
         await link.call("PING")
         assert link.connected
         await link.stop()

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from millstream.gateway.scheduling.packer import Packed
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.queue.sharing import Share
@@ -499,7 +498,7 @@ def test_a_batch_from_a_gateways_link_to_a_worker_and_back(pool):
         pool.join("w", "m")
         name = link.new_name()
         header = BatchHeader(name, link.replies_key, 0.0, [1], [1e12], [BatchInput((), 3, [3], None)], [], "")
-        link.put("m", name, Packed(encode_batch(header, [b"abc"]), b"", [], 0), 1e12, 1, Share(0.5, 0.25))
+        link.put("m", name, encode_batch(header, [b"abc"]), b"", 1e12, 1, Share(0.5, 0.25))
         await link.call("PING")
         assert puts == [(name, 0)]
         [lease] = await asyncio.to_thread(pool.next, "w")

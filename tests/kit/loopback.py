@@ -30,7 +30,7 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.placement.views import Footprint
 from millstream.services.queue.keys import InstallationKeys
-from millstream.services.queue.producer_link import EncodedBatch, ProducerLink
+from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.queue.sharing import Share
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
@@ -67,12 +67,13 @@ class LoopbackLink(ProducerLink):
         self,
         lane: str,
         name: str,
-        batch: EncodedBatch,
+        entry: bytes,
+        blob: bytes,
         deadline_ms: float,
         attempt: int,
         share: Share,
     ) -> None:
-        self.waiting.append((batch.entry, batch.blob))
+        self.waiting.append((entry, blob))
         if not self.held:
             asyncio.get_running_loop().call_soon(self.run_held)
 

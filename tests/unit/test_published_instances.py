@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from millstream.services.queue.record_cache import Fetched, RecordCache
+from millstream.services.queue.worker_records import Fetched, RecordCache
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 from millstream.workers.heartbeat import RECENT_MAX, RECENT_S, PublishedInstances
 

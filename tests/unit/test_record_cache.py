@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.services.queue.record_cache import RecordCache
+from millstream.services.queue.worker_records import RecordCache
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 
