@@ -46,7 +46,9 @@ class _Sent:
         self.taken: list[bytes] = []
         self._logged_in = logged_in
         self._port = ReplyPort(0, self._take)
-        self._socket, connection = socket.socketpair()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self._socket = socket.create_connection(server.getsockname())
+            connection, _ = server.accept()
         connection.setblocking(False)
         self._port._welcome(connection)
         [self._link] = self._port.links
