@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -213,13 +212,24 @@ async def in_its_thread(run: Callable[[], T], end: Callable[[], None]) -> T:
     `run` has returned on return, error and cancellation. The threads of the event loop are few, and a process may take
     minutes.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="child") as thread:
-        running = asyncio.get_running_loop().run_in_executor(thread, run)
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[T] = loop.create_future()
+
+    def work() -> None:
         try:
-            return await asyncio.shield(running)
-        finally:
-            end()
-            await uninterrupted(running)
+            settle = partial(ended.set_result, run())
+        except Exception as error:
+            settle = partial(ended.set_exception, error)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle)
+
+    # A daemon: the end of this process, with which the kernel ends the other one, does not wait for it.
+    threading.Thread(target=work, name="child", daemon=True).start()
+    try:
+        return await asyncio.shield(ended)
+    finally:
+        end()
+        await uninterrupted(ended)
 
 
 async def run_confined(
