@@ -25,25 +25,14 @@ _VMSTAT = Path("/proc/vmstat")
 
 
 class CrashReport(NamedTuple):
-    """Why a worker died.
-
-    Args:
-        model_at_fault: whether a model made it die, so that the worker may restart without back-off.
-        death: the death notice for the gateways.
-    """
+    """Why a worker died."""
 
     model_at_fault: bool
     death: Death
 
 
 class CrashAnalyzer:
-    """Analyzes the deaths of one supervisor's workers. Blocking: call it from a thread.
-
-    Args:
-        run_dir: the folder below which the workers leave load marks.
-        repository_dir: the model repository, which stores the verdicts.
-        runs_dir: the folder in which the workers leave run marks.
-    """
+    """Analyzes the deaths of one supervisor's workers. Blocking: call it from a thread."""
 
     def __init__(self, run_dir: Path, repository_dir: Path, runs_dir: Path) -> None:
         self._run_dir = run_dir

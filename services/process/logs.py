@@ -91,10 +91,6 @@ def configure_logs(log_format: str, process: str) -> None:
     """Send this process' log records to standard error as text, or to standard output as JSON.
 
     With JSON, warnings of Python and exceptions that end a thread or the process are records, too.
-
-    Args:
-        log_format: `text` or `json`.
-        process: Name of this process in JSON records, like `gateway-0`.
     """
     formatter: logging.Formatter = JsonFormatter(process) if log_format == "json" else TextFormatter()
     handler = LineHandler(bounded_writer(1 if log_format == "json" else 2, formatter))

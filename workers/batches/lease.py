@@ -141,12 +141,6 @@ def fail_outside(lease: Lease, inputs: Inputs, ranges: Mapping[str, tuple[int, i
     """Fail requests with an index outside of the model's table, and return whether there are any.
 
     Such an index would fail the run of all requests, or be answered with anything, as the device decides.
-
-    Args:
-        lease: the lease.
-        inputs: of its live requests.
-        ranges: the least and the greatest index, by the names of inputs.
-        batching: whether dimension 0 is the rows.
     """
     faults: dict[int, str] = {}
     for name, (low, high) in ranges.items():

@@ -38,11 +38,7 @@ STEP = 1.5
 
 
 class Exploration:
-    """Run times of one instance by size.
-
-    Args:
-        measured: rows -> seconds from the warm-up; changed in place.
-    """
+    """Run times of one instance by size. `measured`, rows -> seconds from the warm-up, is changed in place."""
 
     def __init__(self, measured: dict[int, float], rows_max: int) -> None:
         self._measured = measured
@@ -158,12 +154,7 @@ class LoadedModel:
         return min(larger) if larger else max(self.measured.values(), default=0.0)
 
     def record(self, known: Known, offset_s: float) -> InstanceRecord:
-        """Return the record to publish.
-
-        Args:
-            known: what is known about its calls.
-            offset_s: the Redis clock minus the monotonic clock.
-        """
+        """Return the record to publish."""
         return InstanceRecord(
             content_id=self.manifest.content_id,
             model=self.manifest.model,
