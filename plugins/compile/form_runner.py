@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,15 +21,16 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from millstream.plugins.compile.candidate import SCRATCH, Compiled, CompileOutcome, CompileTask, Flags
-from millstream.plugins.compile.child import Child, FailedError
 from millstream.plugins.compile.race.bounds import Extreme
 from millstream.plugins.compile.race.report import STDERR_CHARACTERS_MAX
 from millstream.plugins.compile.targets import get_target
+from millstream.services.environment import library_environment
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.agreement import Array
 from millstream.services.model.datatypes import decode_elements, encode_elements
 from millstream.services.model.samples import read_npz
 from millstream.services.model.signature import Signature
+from millstream.services.sandbox.child import ChildFailedError, ChildProcess
 from millstream.services.sandbox.group_watch import FolderWatch, GroupWatch
 
 MODULE = "millstream.plugins.compile.worker.form_process"
@@ -112,9 +112,7 @@ class Said(BaseModel):
     times_s: tuple[float, ...] = Field((), max_length=TIMES_MAX)
 
 
-def compile_candidate(
-    task: CompileTask, started: Callable[[subprocess.Popen[bytes]], None] = lambda _: None
-) -> CompileOutcome:
+def compile_candidate(task: CompileTask, started: Callable[[ChildProcess], None] = lambda _: None) -> CompileOutcome:
     """Compile in a process of its own. Returns what came of it; blocks for at most `task.seconds_max` and some seconds.
 
     On success, `task.folder` contains the files that the outcome names; otherwise it is empty.
@@ -138,19 +136,19 @@ def compile_candidate(
     return outcome.model_copy(update={"seconds": seconds, "stderr": "".join(lines)[-STDERR_CHARACTERS_MAX:]})
 
 
-def _compiled(task: CompileTask, started: Callable[[subprocess.Popen[bytes]], None]) -> tuple[CompileOutcome, str]:
+def _compiled(task: CompileTask, started: Callable[[ChildProcess], None]) -> tuple[CompileOutcome, str]:
     """Return what the process reports, and what it wrote to its standard error."""
     try:
-        child = Child(MODULE, _environment(task), partial(_compile_watch, task))
+        child = ChildProcess(MODULE, environment=_environment(task), watch_of=partial(_compile_watch, task))
     except OSError as error:
         return CompileOutcome(error=f"its process cannot be started: {error.strerror}"), ""
     try:
-        started(child.process)
-        outcome = CompileOutcome.model_validate_json(child.ask(task, task.seconds_max))
+        started(child)
+        outcome = CompileOutcome.model_validate_json(child.ask(task.model_dump_json().encode(), task.seconds_max))
     except ValidationError:
         outcome = CompileOutcome(error="its process reported nothing that can be read")
-    except (FailedError, TimeoutError) as error:
-        late = isinstance(error, TimeoutError) or child.process.returncode == -signal.SIGXCPU
+    except (ChildFailedError, TimeoutError) as error:
+        late = isinstance(error, TimeoutError) or child.status == -signal.SIGXCPU
         outcome = CompileOutcome(error=f"it took longer than {task.seconds_max:.4g} s" if late else str(error))
     finally:
         child.close()
@@ -190,7 +188,7 @@ def _environment(task: CompileTask) -> dict[str, str]:
     scratch = str(task.folder / SCRATCH)
     folders = dict.fromkeys(("TMPDIR", "HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "MPLCONFIGDIR"), scratch)
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(max(1, task.subject.threads)))
-    return {**folders, **threads, "MALLOC_ARENA_MAX": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    return library_environment({**folders, **threads, "MALLOC_ARENA_MAX": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"})
 
 
 def _compile_watch(task: CompileTask, pid: int) -> GroupWatch:
@@ -209,16 +207,17 @@ class Measuring:
         opening: what it loads.
         seconds_max: for the load.
 
-    Raises FailedError with the reason if it cannot load, TimeoutError if that takes too long; the process is gone then.
+    Raises ChildFailedError with the reason if it cannot load, TimeoutError if that takes too long; it is gone then.
     """
 
     def __init__(self, opening: Opening, seconds_max: float) -> None:
-        self._child = Child(MODULE, {}, partial(_measuring_watch, opening))
+        watch = partial(_measuring_watch, opening)
+        self._child = ChildProcess(MODULE, environment=library_environment({}), watch_of=watch)
         try:
             self._ask(opening, seconds_max)
         except BaseException as error:
             self.close()
-            if isinstance(error, FailedError):
+            if isinstance(error, ChildFailedError):
                 error.stderr = self.stderr
             raise
 
@@ -230,22 +229,22 @@ class Measuring:
     @property
     def ended(self) -> bool:
         """Whether the process is gone."""
-        return self._child.ended
+        return self._child.status is not None
 
     def close(self) -> None:
         """Kill the process and those that it started."""
         self._child.close()
 
     def times(self, rows: int, seconds: float, seconds_max: float) -> tuple[float, ...]:
-        """Return the seconds of runs in a block of about `seconds`. Raises FailedError, TimeoutError."""
+        """Return the seconds of runs in a block of about `seconds`. Raises ChildFailedError, TimeoutError."""
         said = self._ask(TimeRuns(rows=rows, seconds=seconds), seconds_max)
         if not said.times_s or min(said.times_s) <= 0:
             self.close()
-            raise FailedError("its process reported no times")
+            raise ChildFailedError("its process reported no times")
         return said.times_s
 
     def answer(self, command: Answer, seconds_max: float) -> list[Array]:
-        """Have samples run; return the outputs. Raises FailedError, TimeoutError, and as `read_outputs` does."""
+        """Have samples run; return the outputs. Raises ChildFailedError, TimeoutError, and as `read_outputs` does."""
         try:
             self._ask(command, seconds_max)
             return read_outputs(command.to)
@@ -255,12 +254,12 @@ class Measuring:
     def _ask(self, message: BaseModel, seconds_max: float) -> Said:
         """Send a message and return the reply. After an error of the process itself, it is gone."""
         try:
-            said = Said.model_validate_json(self._child.ask(message, seconds_max))
+            said = Said.model_validate_json(self._child.ask(message.model_dump_json().encode(), seconds_max))
         except ValidationError:
             self.close()
-            raise FailedError("its process replied nothing that can be read") from None
+            raise ChildFailedError("its process replied nothing that can be read") from None
         if said.error:
-            raise FailedError(" ".join(said.error.split()))
+            raise ChildFailedError(" ".join(said.error.split()))
         return said
 
 

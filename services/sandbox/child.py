@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 
 from millstream.services.environment import library_environment
 from millstream.services.process.cancellation import uninterrupted
+from millstream.services.process.exit_status import describe_exit
 from millstream.services.sandbox.group_watch import WATCH_S, GroupWatch
 
 #: The folder of the package, in which confined processes run: it is there as long as this process.
@@ -32,6 +33,7 @@ IMPORT_ROOT = Path(__file__).parents[3]
 REPORT_BYTES_MAX = 16 << 20
 ERRORS_BYTES_KEPT = 8192
 _CHUNK_BYTES = 1 << 16
+_END_S = 2.0  # for a process that closed its output to end
 _PIPE_CHUNKS = 32  # no pipe holds more after the end of the process
 
 T = TypeVar("T")
@@ -54,6 +56,12 @@ class Ended(NamedTuple):
     exceeded: str = ""
 
 
+class ChildFailedError(Exception):
+    """The process ended, or failed to do what it was told. `stderr`: the end of what it printed, if it did not load."""
+
+    stderr = ""
+
+
 class ProcessOutput:
     """What a process prints, read within bounds, and the limits of its group meanwhile.
 
@@ -68,6 +76,7 @@ class ProcessOutput:
 
     def __init__(self, output: int, errors: int, watch: GroupWatch | None, kill: Callable[[], None]) -> None:
         self.report, self.errors = bytearray(), bytearray()
+        self.report_ended = False
         self.exceeded = ""
         self.selector = selectors.DefaultSelector()
         self.selector.register(output, selectors.EVENT_READ, partial(self._read, output, self._keep_report))
@@ -91,6 +100,7 @@ class ProcessOutput:
             self.selector.unregister(descriptor)
 
     def _keep_report(self, chunk: bytes) -> None:
+        self.report_ended = not chunk
         self.report += chunk[: REPORT_BYTES_MAX - len(self.report)]
 
     def _keep_errors(self, chunk: bytes) -> None:
@@ -140,6 +150,16 @@ class ChildProcess:
         watch = watch_of(self.pid) if watch_of is not None else None
         self._output = ProcessOutput(process.stdout.fileno(), process.stderr.fileno(), watch, self.kill)
 
+    @property
+    def stderr(self) -> str:
+        """The end of what it printed to its standard error."""
+        return self._output.errors.decode(errors="replace")
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status, as of `Ended`; None: it runs."""
+        return self._process.poll()
+
     def run(self, task: bytes, seconds_max: float = inf) -> Ended:
         """Hand over the task, and return what came of it when the process has ended.
 
@@ -153,6 +173,29 @@ class ChildProcess:
             return Ended(bytes(output.report), bytes(output.errors), self._process.returncode, output.exceeded)
         finally:
             self.close()
+
+    def ask(self, message: bytes, seconds_max: float) -> bytes:
+        """Send a line and return the reply to it, as `next_line` does."""
+        self.send(message + b"\n")
+        return self.next_line(seconds_max)
+
+    def next_line(self, seconds_max: float) -> bytes:
+        """Return the next line of its output.
+
+        Raises ChildFailedError if it ended, took more than it may or wrote too much, and TimeoutError; it is gone then.
+        """
+        deadline, report = time.monotonic() + seconds_max, self._output.report
+        try:
+            while b"\n" not in report:
+                if self._output.report_ended or len(report) >= REPORT_BYTES_MAX:
+                    raise ChildFailedError(self._why_ended())
+                self._step(deadline)
+        except BaseException:
+            self.close()
+            raise
+        line, _, rest = bytes(report).partition(b"\n")
+        report[:] = rest
+        return line
 
     def send(self, message: bytes, *, last: bool = False) -> None:
         """Have it written while the process is listened to; after the `last` one its input ends."""
@@ -194,6 +237,14 @@ class ChildProcess:
             self.kill()  # what it started may hold its output open
         elif time.monotonic() >= deadline:
             raise TimeoutError
+
+    def _why_ended(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        if self._output.exceeded:
+            return f"it was ended: {self._output.exceeded}"
+        status = self.status
+        return f"its process {describe_exit(status)}" if status is not None else "its process closed its output"
 
     def _write(self) -> None:
         try:

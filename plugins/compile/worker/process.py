@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from millstream.plugins.compile.child import Child, FailedError
 from millstream.plugins.compile.race.report import RaceEvent, RaceReport, RaceTask
+from millstream.services.environment import library_environment
+from millstream.services.sandbox.child import ChildFailedError, ChildProcess
 
 #: The race ends after `seconds_max` by itself; a process that does not is killed after this further time.
 GRACE_S = 600.0
@@ -39,7 +40,7 @@ class RaceProcess:
     def __init__(self, task: RaceTask) -> None:
         self._task = task
         self._lock = threading.Lock()
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self._stopped = False
 
     def stop(self) -> None:
@@ -54,11 +55,11 @@ class RaceProcess:
         with self._lock:
             if self._stopped:
                 return Outcome(None)
-            self._child = child = Child("millstream.plugins.compile.worker", {})
+            self._child = child = ChildProcess("millstream.plugins.compile.worker", environment=library_environment({}))
         seconds_max = self._task.seconds_max + GRACE_S
         try:
             outcome = _followed(child, self._task, seconds_max, on_event)
-        except FailedError as error:
+        except ChildFailedError as error:
             said = child.stderr.strip().rpartition("\n")[2]
             outcome = Outcome(None, f"{error}: {said}" if said else str(error), again=True)
         except TimeoutError:
@@ -72,12 +73,14 @@ class RaceProcess:
         return Outcome(None) if self._stopped else outcome
 
 
-def _followed(child: Child, task: RaceTask, seconds_max: float, on_event: Callable[[RaceEvent], None]) -> Outcome:
+def _followed(
+    child: ChildProcess, task: RaceTask, seconds_max: float, on_event: Callable[[RaceEvent], None]
+) -> Outcome:
     deadline = time.monotonic() + seconds_max
-    line = child.ask(task, seconds_max)
+    line = child.ask(task.model_dump_json().encode(), seconds_max)
     while True:
         event = RaceEvent.model_validate_json(line)
         if event.report is not None or event.error:
             return Outcome(event.report, event.error, again=event.late)
         on_event(event)
-        line = child.line(deadline)
+        line = child.next_line(deadline - time.monotonic())

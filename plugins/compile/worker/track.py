@@ -17,7 +17,6 @@ from millstream.plugins.compile.candidate import (
     CompileTask,
     Subject,
 )
-from millstream.plugins.compile.child import FailedError
 from millstream.plugins.compile.form_runner import Answer, Measuring, Opening, compile_candidate
 from millstream.plugins.compile.race.bounds import Extreme, Guard, extremes, finite, is_inside, narrowed
 from millstream.plugins.compile.race.gate import Judgement, differing, influenced, judge
@@ -27,6 +26,7 @@ from millstream.plugins.compile.worker.compiled_cache import CompiledCache, Prep
 from millstream.services.model.agreement import Array
 from millstream.services.model.samples import read_inputs
 from millstream.services.repository.footprints import file_bytes
+from millstream.services.sandbox.child import ChildFailedError
 
 BLOCK_S = 0.03  # of one of the four blocks of a round; a run that takes longer is a block of its own
 COMPILE_S_MAX = 300.0  # of a candidate
@@ -110,7 +110,7 @@ class Track:
         began = time.monotonic()
         try:
             self._baseline = Measuring(self._opening(), BASELINE_S_MAX)
-        except FailedError as error:
+        except ChildFailedError as error:
             raise BaselineError(f"the version cannot be loaded: {error}") from None
         except TimeoutError:
             raise LateError(f"the version was not loaded within {BASELINE_S_MAX:g} s: the machine is busy") from None
@@ -129,7 +129,7 @@ class Track:
                 self._answers(baseline, path, rows, BASELINE_S_MAX)
         except TimeoutError:
             raise LateError(f"the version did not answer {rows} rows within {BASELINE_S_MAX:g} s") from None
-        except (FailedError, OSError, ValueError):
+        except (ChildFailedError, OSError, ValueError):
             return None
         return time.monotonic() - began
 
@@ -138,7 +138,7 @@ class Track:
         baseline = self._baseline or self.open_baseline(self._timed)
         try:
             return statistics.median(baseline.times(rows, BLOCK_S, BASELINE_S_MAX))
-        except FailedError as error:
+        except ChildFailedError as error:
             baseline.close()
             self._baseline = None
             self._baseline_failures += 1
@@ -160,7 +160,7 @@ class Track:
             self._expected = [self._answers(baseline, path, files.batch_rows, BASELINE_S_MAX) for path in files.judged]
             self._answers_s = time.monotonic() - began
             again = self._answers(baseline, files.judged[0], files.batch_rows, BASELINE_S_MAX)
-        except FailedError as error:
+        except ChildFailedError as error:
             raise BaselineError(f"the version fails with these samples: {error}") from None
         except TimeoutError:
             raise LateError(f"the version did not answer the samples within {BASELINE_S_MAX:g} s") from None
@@ -179,7 +179,7 @@ class Track:
                     baseline = self._baseline or self.open_baseline(self._timed)
                     outputs = self._answers(baseline, self._files.judged[0], rows, left_s, extreme)
                     self._extremes.append(_Answered(extreme, rows, outputs))
-                except (FailedError, TimeoutError, OSError, ValueError):
+                except (ChildFailedError, TimeoutError, OSError, ValueError):
                     if self._baseline is not None and self._baseline.ended:
                         self._baseline, deaths = None, deaths + 1
         self._extremes_tried = True
@@ -230,7 +230,7 @@ class Track:
         slow_s = SLOW_S + SLOWER_MAX * (2 * self._answers_s + self._extremes_s)  # rows are run alone, too
         try:
             return self._judged(process, time.monotonic() + slow_s)
-        except FailedError as error:
+        except ChildFailedError as error:
             raise self._lost(str(error)) from None
         except TimeoutError:
             why = f"it did not answer the samples within {slow_s:.1f} s; the baseline takes {self._answers_s:.3g} s"
@@ -276,7 +276,7 @@ class Track:
             try:
                 actual = self._answers(process, self._files.judged[0], rows, deadline - time.monotonic(), extreme)
                 why = differing(signature, expected, actual, self._task.gate, lossy=lossy)
-            except FailedError as error:
+            except ChildFailedError as error:
                 if process.ended:
                     raise self._lost(f"with {extreme}, {error}") from None
                 why = str(error)
@@ -331,7 +331,7 @@ class Track:
         slow_s = SLOW_S + SLOWER_MAX * max(BLOCK_S, baseline_s)
         try:
             return statistics.median(self._process.times(rows, BLOCK_S, slow_s))
-        except FailedError as error:
+        except ChildFailedError as error:
             raise self._lost(str(error)) from None
         except TimeoutError:
             why = f"a run of {rows} rows did not end within {slow_s:.1f} s; the baseline takes {baseline_s:.3g} s"
@@ -341,7 +341,7 @@ class Track:
         slow_s = LOAD_S + SLOWER_MAX * self._load_s
         try:
             return Measuring(self._opening(self._compiled), slow_s)
-        except FailedError as error:
+        except ChildFailedError as error:
             raise LostError(f"it cannot be loaded: {error}", error.stderr) from None
         except TimeoutError:
             why = f"it was not loaded within {slow_s:.1f} s; the baseline takes {self._load_s:.2g} s"

@@ -19,6 +19,7 @@ from millstream.plugins.compile.targets import get_target
 from millstream.services.errors import Failure
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.sandbox import landlock, seccomp
+from millstream.services.sandbox.child import ChildProcess
 from tests.kit import models
 from tests.kit.wait import PAUSE_S_MIN
 
@@ -70,7 +71,7 @@ def test_a_compilation_that_hangs_is_ended(task):
 def test_a_compilation_whose_files_take_too_much_together_is_ended_at_once(task):
     """Each of them may have the size of all: RLIMIT_FSIZE does not bound their sum."""
 
-    def write(process: subprocess.Popen[bytes]) -> None:
+    def write(process: ChildProcess) -> None:
         os.kill(process.pid, signal.SIGSTOP)
         for name in "abc":
             (task.folder / name).write_bytes(bytes(1 << 20))
@@ -162,7 +163,7 @@ def test_a_compilation_that_calls_wait_for_has_the_priority_of_its_caller(task, 
     """At the lowest priority a busy machine lets it run into its time limit."""
     policies = set()
 
-    def follow(process: subprocess.Popen[bytes]) -> None:
+    def follow(process: ChildProcess) -> None:
         with suppress(ProcessLookupError):
             while True:
                 policies.add(os.sched_getscheduler(process.pid))
@@ -170,7 +171,7 @@ def test_a_compilation_that_calls_wait_for_has_the_priority_of_its_caller(task, 
 
     threads = []
 
-    def started(process: subprocess.Popen[bytes]) -> None:
+    def started(process: ChildProcess) -> None:
         threads.append(threading.Thread(target=follow, args=(process,), daemon=True))
         threads[0].start()
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millstream.plugins.compile import child, form_runner
-from millstream.plugins.compile.child import FailedError
+from millstream.plugins.compile import form_runner
 from millstream.plugins.compile.form_runner import Measuring, Opening, read_outputs, write_outputs
 from millstream.plugins.compile.race.report import STDERR_CHARACTERS_MAX
+from millstream.services.sandbox import child
+from millstream.services.sandbox.child import ChildFailedError
 from tests.kit.races import MLP
 
 PYTHON = sys.executable
@@ -59,20 +60,20 @@ def opening(tmp_path: Path) -> Opening:
 )
 def test_a_process_that_does_not_load_says_why(script: Path, tmp_path: Path, code: str, said: str) -> None:
     say(script, code)
-    with pytest.raises(FailedError, match=said):
+    with pytest.raises(ChildFailedError, match=said):
         Measuring(opening(tmp_path), 30)
 
 
 def test_a_flood_without_a_line_ends(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "LINE_BYTES_MAX", 1 << 18)
+    monkeypatch.setattr(child, "REPORT_BYTES_MAX", 1 << 18)
     say(script, "while True: sys.stdout.write('x' * 65536)")
-    with pytest.raises(FailedError):
+    with pytest.raises(ChildFailedError):
         Measuring(opening(tmp_path), 30)
 
 
 def test_standard_error_is_bounded_and_its_end_is_kept(script: Path, tmp_path: Path) -> None:
     say(script, "sys.stderr.write('x' * 1000000 + 'the end'); sys.stderr.flush(); sys.exit(1)")
-    with pytest.raises(FailedError) as failed:
+    with pytest.raises(ChildFailedError) as failed:
         Measuring(opening(tmp_path), 30)
     assert failed.value.stderr.endswith("the end")
     assert len(failed.value.stderr) <= STDERR_CHARACTERS_MAX
@@ -83,7 +84,7 @@ def test_times_that_cannot_be_are_refused(script: Path, tmp_path: Path, times: s
     say(script, f"{HELLO}sys.stdin.readline(); sys.stdin.readline(); print('{{\"times_s\": {times}}}', flush=True)")
     process = Measuring(opening(tmp_path), 30)
     try:
-        with pytest.raises(FailedError, match="no times"):
+        with pytest.raises(ChildFailedError, match="no times"):
             process.times(1, 0.01, 30)
     finally:
         process.close()
@@ -160,5 +161,5 @@ def test_a_process_that_takes_too_much_is_ended(
         while True:
             measured.times(1, 0.01, 60)
 
-    with pytest.raises(FailedError, match=why):
+    with pytest.raises(ChildFailedError, match=why):
         measure()
