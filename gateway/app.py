@@ -21,9 +21,8 @@ from millstream.gateway.http import operation
 from millstream.gateway.http.adapter import Adapter, Place
 from millstream.gateway.http.auth import authorize_by, bearer, platform_of
 from millstream.gateway.http.deps import Deps
-from millstream.gateway.http.error_formats import ErrorFormats
-from millstream.gateway.http.errors import ErrorReplies, UnexpectedErrors, documented
-from millstream.gateway.http.middleware import AccessMiddleware, BrowserMiddleware, CountReplies, ReplyBudgetMiddleware
+from millstream.gateway.http.errors import ErrorFormats, ErrorReplies, documented
+from millstream.gateway.http.middleware import CallMiddleware
 from millstream.gateway.http.openapi import OPEN
 from millstream.gateway.http.openapi_document import complete
 from millstream.gateway.observing.observed_http import ObservedApp
@@ -90,17 +89,7 @@ def build_app(deps: Deps) -> FastAPI:
     app.state.deps = deps
     replies = ErrorReplies(app.error_formats)
     replies.handle_errors_of(app)
-    app.add_middleware(UnexpectedErrors, replies=replies)
-    app.add_middleware(AccessMiddleware, audit=audit)
-    app.add_middleware(
-        BrowserMiddleware,
-        guard=deps.browser_guard,
-        gate=deps.gate,
-        replies=replies,
-        is_keyless=is_open,
-    )
-    app.add_middleware(ReplyBudgetMiddleware, reply_budget=deps.reply_budget)
-    app.add_middleware(CountReplies, counts=deps.http_counts)
+    app.add_middleware(CallMiddleware, deps=deps, audit=audit, replies=replies, is_keyless=is_open)
     if deps.observer is not None:
         app.add_middleware(ObservedApp, observer=deps.observer)
     for middleware in (middleware for adapter in served for middleware in adapter.middleware):
@@ -126,7 +115,7 @@ class _App(FastAPI):
             contact={"name": "The Millstream authors"},
             servers=[{"url": "/", "description": "This server."}],
             generate_unique_id_function=_operation_id,
-            openapi_url=None,  # protocols/http/docs.py serves it, and /docs without a content delivery network
+            openapi_url=None,  # gateway/http/operation.py serves it, and /docs without a content delivery network
             docs_url=None,
             redoc_url=None,
             redirect_slashes=False,

@@ -17,8 +17,7 @@ from pydantic_core import PydanticCustomError
 from millstream.gateway.access.principal import CALLER
 from millstream.gateway.catalog.quotas import memory_taken
 from millstream.gateway.http.body import read_document
-from millstream.gateway.http.context import DepsOf
-from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body
 from millstream.services.access.audit_log import Wanted

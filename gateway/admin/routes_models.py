@@ -17,8 +17,7 @@ from millstream.gateway.admin import schemas_models as schemas
 from millstream.gateway.admin.removal import remove_version
 from millstream.gateway.admin.standby_reasons import add_standby_reasons
 from millstream.gateway.catalog.snapshot import ModelView, visible
-from millstream.gateway.http.context import DepsOf
-from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.services.access.scopes import Need
 from millstream.services.errors import Code, Failure, not_found

@@ -20,7 +20,7 @@ from millstream.gateway.admin import (
 from millstream.gateway.catalog.snapshot import visible
 from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
 from millstream.gateway.http.body import DOCUMENT_BYTES_MAX, read_body
-from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body
 from millstream.gateway.tensors.json_text import parse_json

@@ -23,8 +23,7 @@ from millstream.gateway.admin.upload import (
     wait_until_ready,
 )
 from millstream.gateway.http.body import declared_bytes, disconnected
-from millstream.gateway.http.context import DepsOf
-from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.multipart import is_form
 from millstream.gateway.http.openapi import BINARY, OCTETS, content, header_ref, ref, request_body

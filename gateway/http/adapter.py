@@ -15,8 +15,7 @@ from fastapi import APIRouter
 from starlette.types import ASGIApp
 
 from millstream.gateway.http.deps import Deps
-from millstream.gateway.http.error_formats import PLAIN, ErrorFormat
-from millstream.gateway.http.errors import ErrorReplies
+from millstream.gateway.http.errors import PLAIN, ErrorFormat, ErrorReplies
 from millstream.services.access.scopes import Rows
 from millstream.services.settings import Settings
 

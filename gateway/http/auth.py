@@ -1,6 +1,6 @@
 """Decides who may call a route, by the authorisation table.
 
-row of the table ─> open to anybody? ─no─> credential ─> Gate ─> Principal ─> Pass, which AccessMiddleware ends
+row of the table ─> open to anybody? ─no─> credential ─> Gate ─> Principal ─> Pass, which CallMiddleware ends
 
 No address is an identity: a proxy on this machine passes on calls of others. Operators on this machine send the token
 of the home (services/local_token.py).
@@ -18,8 +18,7 @@ from fastapi.security import HTTPBearer
 
 from millstream.gateway.access.principal import CALLER, Principal
 from millstream.gateway.connection.infer_handler import InferHeaders
-from millstream.gateway.http.context import DepsOf
-from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.middleware import visit_of
 from millstream.services.access.scopes import Row, Rows
 from millstream.services.errors import Code, Failure
@@ -61,56 +60,46 @@ def authorize_by(rows: Rows) -> Callable[[Request, Deps], Coroutine[Any, Any, No
     """
 
     async def authorize(request: Request, deps: DepsOf) -> None:
-        await _authorize(request, deps, rows)
+        route = request.scope.get("route")
+        path, name = getattr(route, "path_format", None), getattr(route, "name", None)
+        row = rows.get((request.method, path or ""))
+        if row is None:
+            raise Failure(Code.FORBIDDEN, f"{request.method} {path} is in no row of the authorisation table")
+        visit = visit_of(request.scope)
+        visit.row = row
+        visit.what = name or ""
+        if row.model is not None:
+            concerns(request.path_params.get(row.model, ""))
+        if deps.gate.is_open(row):
+            return
+        if (caller := platform_of(deps.settings, path or "")) is not None:
+            CALLER.set(caller)
+            visit.label = caller.label
+            return
+        try:
+            await _let_in(request, deps, row)
+        except Failure as failure:
+            if failure.code is not Code.OVERLOADED:
+                deps.count_refusal("not_authorized")
+            raise
 
     return authorize
-
-
-async def _authorize(request: Request, deps: Deps, rows: Rows) -> None:
-    route = request.scope.get("route")
-    path, name = getattr(route, "path_format", None), getattr(route, "name", None)
-    row = rows.get((request.method, path or ""))
-    if row is None:
-        raise Failure(Code.FORBIDDEN, f"{request.method} {path} is in no row of the authorisation table")
-    visit = visit_of(request.scope)
-    visit.row = row
-    visit.what = name or ""
-    if row.model is not None:
-        concerns(request.path_params.get(row.model, ""))
-    if deps.gate.is_open(row):
-        return
-    if (caller := platform_of(deps.settings, path or "")) is not None:
-        CALLER.set(caller)
-        visit.label = caller.label
-        return
-    try:
-        await _let_in(request, deps, row)
-    except Failure as failure:
-        if failure.code is not Code.OVERLOADED:
-            deps.count_refusal("not_authorized")
-        raise
 
 
 async def _let_in(request: Request, deps: Deps, row: Row) -> None:
     gate, visit = deps.gate, visit_of(request.scope)
     credential = InferHeaders.read(request.scope["headers"]).credential
-    check = _check_of(credential)
-    if credential is None or check is None:
+    kind = None if credential is None else next((one for one in _credentials() if one.recognises(credential)), None)
+    if credential is None or kind is None:
         principal = gate.identify(credential, row)
     else:
-        principal = await check(request, deps, credential, row)
+        principal = await kind.check(request, deps, credential, row)
     visit.principal = principal
     model = None if row.model is None else request.path_params.get(row.model)
     visit.passed = gate.enter(principal, row, model)
     visit.check_still = partial(gate.check_still, principal, row, model)
     CALLER.set(principal)
     acting("unknown address" if request.client is None else request.client.host, principal.label)
-
-
-def _check_of(credential: bytes | None) -> _Check | None:
-    if credential is None:
-        return None
-    return next((one.check for one in _credentials() if one.recognises(credential)), None)
 
 
 def platform_of(settings: Settings, path: str) -> Principal | None:

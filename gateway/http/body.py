@@ -16,8 +16,7 @@ from millstream.gateway.access.principal import caller_name
 from millstream.gateway.connection.budgets import BodyReservation
 from millstream.gateway.connection.error_reply import too_large
 from millstream.gateway.http.compression import decompress, inflated_bytes_max
-from millstream.gateway.http.context import deps_of
-from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.deps import Deps, deps_of
 from millstream.gateway.tensors.json_text import parse_json
 from millstream.services.errors import invalid
 

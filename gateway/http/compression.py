@@ -113,28 +113,27 @@ def choose_encoding(accept_encoding: bytes | None) -> bytes | None:
     """
     if not accept_encoding:
         return None
-    weights: dict[bytes, float] = {}
-    for part in accept_encoding.lower().split(b","):
-        name, _, parameter = part.partition(b";")
-        weights[name.strip()] = _weight(parameter)
-    gzip = weights.get(b"gzip", weights.get(b"x-gzip", 0.0))
-    deflate = weights.get(b"deflate", 0.0)
+    wanted = qualities(accept_encoding.decode("latin-1"))
+    gzip = wanted.get("gzip", wanted.get("x-gzip", 0.0))
+    deflate = wanted.get("deflate", 0.0)
     best = max(gzip, deflate)
-    if best <= 0 or best < weights.get(b"identity", 0.0):
+    if best <= 0 or best < wanted.get("identity", 0.0):
         return None
     return b"gzip" if gzip >= deflate else b"deflate"
 
 
-def _weight(parameter: bytes) -> float:
-    """Return the q-value in `parameter`: 1 if there is none, 0 if it cannot be read."""
-    name, _, value = parameter.partition(b"=")
-    if name.strip() != b"q":
-        return 1.0
-    try:
-        weight = float(value)
-    except ValueError:
-        return 0.0
-    return weight if 0 <= weight <= 1 else 0.0
+def qualities(accept: str) -> dict[str, float]:
+    """Return the q-value of each name in an Accept header: 1 if there is none, 0 if it cannot be read."""
+    found = {}
+    for part in accept.lower().split(","):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        quality = next((piece[2:] for piece in parameters if piece.startswith("q=")), "1")
+        try:
+            weight = float(quality)
+        except ValueError:
+            weight = 0.0
+        found[name] = weight if 0 <= weight <= 1 else 0.0
+    return found
 
 
 def compress(body: bytes, encoding: bytes) -> bytes:

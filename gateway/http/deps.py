@@ -1,10 +1,12 @@
-"""The parts of a gateway that routes and gRPC calls use, made in gateway/gateway.py. Knows no HTTP framework."""
+"""The parts of a gateway that routes and gRPC calls use, made in gateway/gateway.py, and how a route gets them."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Request
 
 from millstream.gateway.access.access_control import KeyWatch
 from millstream.gateway.access.browser_guard import BrowserGuard
@@ -79,3 +81,14 @@ class Deps:
     def part(self, of: type[T]) -> T:
         """Return the part of a type that a plug-in added. Raises LookupError: none did."""
         return part_of(self.parts, of)
+
+
+def deps_of(request: Request) -> Deps:
+    """Return the parts of the gateway that the application was built with."""
+    deps = request.app.state.deps
+    assert isinstance(deps, Deps)
+    return deps
+
+
+#: the parameter by which a route gets the parts of the gateway
+DepsOf = Annotated[Deps, Depends(deps_of)]

@@ -1,28 +1,110 @@
 """The only place that turns errors into replies: JSON in the format of the path's protocol, with a status.
 
+path ─> ErrorFormats.of ─> ErrorFormat.write ─> status, more headers, JSON
+
 Failure -> the status of its code; a parameter that does not fit -> 400, never 422; no such path -> 404;
 another method -> 405 with Allow; anything else -> 500 with an id that is also in the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millstream.gateway.connection.error_reply import error_headers, internal_failure
+from millstream.gateway.connection.error_reply import error_body, error_headers
 from millstream.gateway.connection.request_head import has_encoded_slash
-from millstream.gateway.http.error_formats import CODE_OF_STATUS, ErrorContext, ErrorFormats
 from millstream.gateway.http.openapi import ERROR
 from millstream.services.errors import HTTP_STATUS, Code, Failure
 from millstream.services.model.names import NAME_RULE
 from millstream.services.nearest_names import CHARACTERS_MAX, did_you_mean
+
+
+class FormattedError(NamedTuple):
+    """An error reply. `headers`: those beside the headers that all formats share."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Advice(BaseModel):
+    """Members of the error of a request that does not fit its model. Absent from other errors."""
+
+    signature: dict[str, Any] = Field({}, description="`inputs` and `outputs` of the model, as in its metadata.")
+    example: Any = Field(None, description="A body for the same URL that works.")
+    example_python: str = Field(
+        "", description="In place of `example` where that would be long: a call of the package requests to `url`."
+    )
+
+
+class Error(Advice):
+    """The body of errors of protocols without a format of their own."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"error": "what is wrong and what to do about it"}})
+
+    error: str
+
+
+class ErrorFormat(NamedTuple):
+    """How a protocol writes its errors.
+
+    Args:
+        write: returns the reply for a failure and its status: that of its code, or the router's own.
+        document: the body, for the OpenAPI page.
+        headers: those of the replies, likewise.
+    """
+
+    write: Callable[[Failure, int], FormattedError]
+    document: type[BaseModel]
+    headers: tuple[str, ...] = ()
+
+
+def _write_plain(failure: Failure, status: int) -> FormattedError:
+    return FormattedError(status, {}, error_body(failure.message, failure.advice))
+
+
+#: `{"error": …}`: the Open Inference Protocol, KServe V1, TensorFlow Serving, and Millstream's own APIs
+PLAIN = ErrorFormat(_write_plain, Error)
+
+
+class ErrorFormats:
+    """Finds the error format of a path.
+
+    Args:
+        by_prefix: formats by path prefix. The longest prefix of a path decides; PLAIN applies if none matches.
+    """
+
+    def __init__(self, by_prefix: Mapping[str, ErrorFormat]) -> None:
+        self._longest_first = sorted(by_prefix.items(), key=lambda item: len(item[0]), reverse=True)
+
+    def of(self, path: str) -> ErrorFormat:
+        return next((form for prefix, form in self._longest_first if path.startswith(prefix)), PLAIN)
+
+
+#: codes of statuses that the router or the framework decided
+CODE_OF_STATUS: dict[int, Code] = {
+    400: Code.INVALID,
+    401: Code.UNAUTHENTICATED,
+    403: Code.FORBIDDEN,
+    404: Code.NOT_FOUND,
+    405: Code.METHOD,
+    406: Code.INVALID,
+    415: Code.ENCODING,
+    499: Code.CANCELLED,
+}
+
+
+def unicode_text(message: str) -> str:
+    """Return `message`. It may quote a request, so lone surrogates are escaped."""
+    return message.encode("utf-8", "backslashreplace").decode()
+
 
 _NO_ROUTE = "Not Found"  # the framework's detail of a path without a route
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -39,30 +121,30 @@ class ErrorReplies:
         self._formats = formats
 
     def handle_errors_of(self, app: FastAPI) -> None:
-        """Register handlers for all exceptions that routes raise on purpose; UnexpectedErrors handles the others."""
+        """Register handlers for all exceptions that routes raise on purpose; CallMiddleware handles the others."""
         app.add_exception_handler(Failure, self._failure)
         app.add_exception_handler(HTTPException, self._http)
         app.add_exception_handler(RequestValidationError, self._validation)
         app.add_exception_handler(ClientDisconnect, self._disconnected)
 
-    def reply(self, path: str, error: ErrorContext, headers: Mapping[str, str] | None = None) -> Response:
-        """Return the reply for an error. For v2, its bytes are equal to the fast path's."""
-        written = self._formats.of(path).write(error)
-        return Response(
-            written.body, written.status, {**(headers or {}), **written.headers}, media_type="application/json"
-        )
+    def reply(
+        self, path: str, failure: Failure, status: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """Return the reply for a failure. For v2, its bytes are equal to the fast path's.
 
-    def reply_failure(self, path: str, failure: Failure) -> Response:
-        """Return the reply for a failure."""
-        return self.reply(path, _context(failure), error_headers(failure))
+        `status`: None: that of the failure's code.
+        """
+        written = self._formats.of(path).write(failure, failure.http_status if status is None else status)
+        more = error_headers(failure) | {**(headers or {}), **written.headers}
+        return Response(written.body, written.status, more, media_type="application/json")
 
     def reply_status(self, path: str, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
         """Return the reply for an error whose status the router or the framework decided."""
-        return self.reply(path, ErrorContext(status, CODE_OF_STATUS.get(status, Code.INTERNAL), message), headers)
+        return self.reply(path, Failure(CODE_OF_STATUS.get(status, Code.INTERNAL), message), status, headers)
 
     async def _failure(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, Failure)
-        return self.reply_failure(request.scope["path"], exc)
+        return self.reply(request.scope["path"], exc)
 
     async def _http(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)
@@ -86,10 +168,6 @@ class ErrorReplies:
         return self.reply_status(request.scope["path"], HTTP_STATUS[Code.CANCELLED], "the client closed the connection")
 
 
-def _context(failure: Failure) -> ErrorContext:
-    return ErrorContext(failure.http_status, failure.code, failure.message, failure.subject, failure.advice)
-
-
 def _allowed(request: Request) -> list[str]:
     """Return the methods of all routes of this path: the router knows only those of the first matching route."""
     app: FastAPI = request.app
@@ -99,38 +177,6 @@ def _allowed(request: Request) -> list[str]:
         if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in app.router.routes)
     ]
     return [*allowed, "HEAD"] if "GET" in allowed else allowed
-
-
-class UnexpectedErrors:
-    """ASGI middleware that logs an exception without a handler under an id, and replies 500 with that id.
-
-    Args:
-        replies: writes the reply.
-    """
-
-    def __init__(self, app: ASGIApp, replies: ErrorReplies) -> None:
-        self.app = app
-        self._replies = replies
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        started = False
-
-        async def watched(message: Message) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
-            await send(message)
-
-        try:
-            await self.app(scope, receive, watched)
-        except Exception as error:
-            failure = internal_failure(f"{scope['method']} {scope['path']}", error)
-            if started:
-                # Part of a reply has been sent: only closing the connection tells the caller.
-                raise
-            await self._replies.reply(scope["path"], _context(failure))(scope, receive, send)
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:

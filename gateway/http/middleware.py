@@ -1,7 +1,7 @@
 """What all routes have in common: refusals of web pages of other origins and of ambiguous paths, the end of
-a key's limits, the audit log, counts of replies, and the reply budget.
+a key's limits, the audit log, counts of replies, the reply budget, and the reply to a defect.
 
-request ─> Visit ─> authorize fills it ─> route ─> head of the reply: audit entry of a change ─> leave
+request ─> Visit ─> authorize fills it ─> route ─> head of the reply: audit entry of a change, count ─> leave
                                            └> end of the body: still allowed?
 """
 
@@ -12,16 +12,17 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millstream.gateway.access.audit_trail import AuditTrail
-from millstream.gateway.access.browser_guard import BrowserGuard
-from millstream.gateway.access.gate import Gate, Pass
+from millstream.gateway.access.gate import Pass
 from millstream.gateway.access.principal import CALLER, Principal
-from millstream.gateway.connection.budgets import PERMIT, ReplyBudget, ReplyPermit
+from millstream.gateway.connection.budgets import PERMIT, ReplyPermit
+from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.exchange import METHOD
-from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import InferHeaders
+from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import ErrorReplies, slash_fault
 from millstream.services.access.audit_log import Who
 from millstream.services.access.scopes import Row
+from millstream.services.errors import Failure
 from millstream.services.process.audit import CHANGES, Changes
 
 _VISIT = "millstream.visit"  # key of a scope
@@ -51,43 +52,89 @@ def visit_of(scope: Scope) -> Visit:
     return visit
 
 
-class AccessMiddleware:
+def _checked(receive: Receive, visit: Visit) -> Receive:
+    """Return `receive`, which checks the caller again at the end of the body."""
+
+    async def received() -> Message:
+        message = await receive()
+        # A body may take as long as its sender likes: the key may have been revoked or changed meanwhile.
+        if visit.check_still is not None and message["type"] == "http.request" and not message.get("more_body"):
+            visit.check_still()
+        return message
+
+    return received
+
+
+class CallMiddleware:
     """ASGI middleware: makes the visit of a request, and ends it.
 
+    A reply counts in the reply budget from the arrival of its tensors until the server has taken what was written from
+    them. The fast path asks the guard for its own requests.
+
     Args:
+        deps: the parts of the gateway.
         audit: writes the entries.
+        replies: writes refusals, and the replies to defects, which are logged under an id.
+        is_keyless: whether calls of a path need no key even where there are keys.
     """
 
-    def __init__(self, app: ASGIApp, audit: AuditTrail) -> None:
+    def __init__(
+        self, app: ASGIApp, deps: Deps, audit: AuditTrail, replies: ErrorReplies, is_keyless: Callable[[str], bool]
+    ) -> None:
         self.app = app
+        self._deps = deps
         self._audit = audit
+        self._replies = replies
+        self._is_keyless = is_keyless
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        visit = visit_of(scope)
-        token = CHANGES.set(Changes())
-        CALLER.set(None)  # the task of a pipelined request has the context of the request before
+        visit, permit, started = visit_of(scope), ReplyPermit(self._deps.reply_budget), False
 
-        async def received() -> Message:
-            message = await receive()
-            # A body may take as long as its sender likes: the key may have been revoked or changed meanwhile.
-            if visit.check_still is not None and message["type"] == "http.request" and not message.get("more_body"):
-                visit.check_still()
-            return message
-
-        async def audited(message: Message) -> None:
-            if message["type"] == "http.response.start" and visit.row is not None and visit.row.changes:
-                await self._write(scope, visit, message["status"])
+        async def noted(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                if visit.row is not None and visit.row.changes:
+                    await self._write(scope, visit, message["status"])
+                # The router sets the route while the request runs; a path without one leaves the key out.
+                route = getattr(scope.get("route"), "path_format", None)
+                self._deps.http_counts.add(route, scope.get(METHOD, scope["method"]), message["status"])
+            elif message["type"] == "http.response.body":
+                permit.resize(len(message.get("body", b"")))
             await send(message)
 
+        tokens = CHANGES.set(Changes()), PERMIT.set(permit)
+        CALLER.set(None)  # the task of a pipelined request has the context of the request before
         try:
-            await self.app(scope, received, audited)
+            refusal = self._refusal(scope)
+            answer = self.app if refusal is None else self._replies.reply(scope["path"], refusal)
+            await answer(scope, _checked(receive, visit), noted)
+        except Exception as error:
+            failure = internal_failure(f"{scope['method']} {scope['path']}", error)
+            if started:
+                # Part of a reply has been sent: only closing the connection tells the caller.
+                raise
+            await self._replies.reply(scope["path"], failure)(scope, receive, noted)
         finally:
-            CHANGES.reset(token)
+            CHANGES.reset(tokens[0])
+            PERMIT.reset(tokens[1])
+            permit.release()
             if visit.passed is not None:
                 visit.passed.leave()
+
+    def _refusal(self, scope: Scope) -> Failure | None:
+        """Return why a request is not let in before its route is known; None: it is."""
+        headers, path = scope["headers"], scope["path"]
+        return slash_fault(path, scope.get("raw_path") or b"") or self._deps.browser_guard.refusal(
+            scope["method"],
+            dict(headers),
+            self._deps.gate,
+            InferHeaders.read(headers).credential,
+            keyless=self._is_keyless(path),
+        )
 
     async def _write(self, scope: Scope, visit: Visit, status: int) -> None:
         principal = visit.principal
@@ -98,88 +145,3 @@ class AccessMiddleware:
         who = Who(label, key_id, "" if client is None else client[0])
         target = f"{scope['method']} {scope['path']}"
         await self._audit.write(who, visit.what, target, status, CHANGES.get() or Changes(), refused=status >= 400)
-
-
-class BrowserMiddleware:
-    """ASGI middleware: asks the guard before any route runs. The fast path asks it for its own requests.
-
-    Args:
-        guard: refuses requests.
-        gate: checks keys: a call with a right one passes.
-        replies: writes the refusals, in the form of the path's protocol.
-        is_keyless: whether calls of a path need no key even where there are keys.
-    """
-
-    def __init__(
-        self, app: ASGIApp, guard: BrowserGuard, gate: Gate, replies: ErrorReplies, is_keyless: Callable[[str], bool]
-    ) -> None:
-        self.app = app
-        self._guard = guard
-        self._gate = gate
-        self._replies = replies
-        self._is_keyless = is_keyless
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers, path = scope["headers"], scope["path"]
-            credential = InferHeaders.read(headers).credential
-            keyless = self._is_keyless(path)
-            failure = slash_fault(path, scope.get("raw_path") or b"") or self._guard.refusal(
-                scope["method"], dict(headers), self._gate, credential, keyless=keyless
-            )
-            if failure is not None:
-                await self._replies.reply_failure(path, failure)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-
-class CountReplies:
-    """Counts a reply when its head is sent. `counts` are the gateway's counters."""
-
-    def __init__(self, app: ASGIApp, counts: HttpCounts) -> None:
-        self.app = app
-        self._counts = counts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                # The router sets the route while the request runs; a path without one leaves the key out.
-                route = getattr(scope.get("route"), "path_format", None)
-                self._counts.add(route, scope.get(METHOD, scope["method"]), message["status"])
-            await send(message)
-
-        await self.app(scope, receive, counted)
-
-
-class ReplyBudgetMiddleware:
-    """Counts a reply from the arrival of its tensors until the server has taken the reply written from them.
-
-    Args:
-        reply_budget: the gateway's reply budget.
-    """
-
-    def __init__(self, app: ASGIApp, reply_budget: ReplyBudget) -> None:
-        self.app = app
-        self._reply_budget = reply_budget
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        permit = ReplyPermit(self._reply_budget)
-
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                permit.resize(len(message.get("body", b"")))
-            await send(message)
-
-        token = PERMIT.set(permit)
-        try:
-            await self.app(scope, receive, counted)
-        finally:
-            PERMIT.reset(token)
-            permit.release()

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from millstream.gateway.http.error_formats import ErrorFormats
+from millstream.gateway.http.errors import ErrorFormats
 from millstream.gateway.http.openapi import ERROR, EXAMPLE_FORM, EXAMPLE_VERSION, JSON, PATH_EXAMPLES, header_ref, ref
 
 Document = dict[str, Any]
@@ -62,6 +62,7 @@ _PARAMETERS = {
     "repository": "Any name.",
     "version": "Number of the version.",
 }
+_OF_STATUS_422 = frozenset({"HTTPValidationError", "ValidationError"})  # a parameter that does not fit is answered 400
 _METHODS = frozenset({"get", "put", "post", "delete", "options", "patch"})
 
 
@@ -92,7 +93,7 @@ def complete(
         _secure(operation, path, is_open)
         inference = _is_inference(operation)
         _describe_parameters(operation, filled=inference or method == "get")  # a click must not delete anything
-        operation["responses"].pop("422", None)  # a parameter that does not fit is answered with 400
+        operation["responses"].pop("422", None)
         for status, response in operation["responses"].items():
             added = (*_EVERY_REPLY, *(_INFERENCE if status == "200" and inference else ()))
             response["headers"] = response.get("headers", {}) | {name: header_ref(name) for name in added}
@@ -103,11 +104,10 @@ def complete(
                 operation["responses"][status] = {"$ref": f"#/components/responses/{name}"}
         operation["responses"] = dict(sorted(operation["responses"].items()))
     made = components.get("schemas", {}) | _computed([*schemas, *errors.values()])
-    components["schemas"] = dict(sorted(made.items()))
+    components["schemas"] = {name: made[name] for name in sorted(made) if name not in _OF_STATUS_422}
     components["responses"] = dict(sorted(responses.items()))
     components["headers"] = HEADERS
-    tidied: Document = _without_defaults(_only_references(document))
-    _drop_unused(tidied)
+    tidied: Document = _tidied(document)
     return tidied
 
 
@@ -155,28 +155,20 @@ def _computed(kinds: Sequence[Any]) -> dict[str, Any]:
     return dict(definitions["$defs"])
 
 
-def _only_references(value: Any) -> Any:
-    """Return `value` with every reference alone: FastAPI writes what it derives from a handler beside it."""
+def _tidied(value: Any, *, named: bool = False) -> Any:
+    """Return `value` without what releases of FastAPI and pydantic write differently, and without our own marks.
+
+    These are titles, which repeat names, `additionalProperties` where it is true, and what is derived from a handler
+    beside a reference. `named`: the keys of `value` are names.
+    """
     if isinstance(value, list):
-        return [_only_references(item) for item in value]
+        return [_tidied(item) for item in value]
     if not isinstance(value, dict):
         return value
     if isinstance(value.get("$ref"), str):
         return {"$ref": value["$ref"]}
-    return {name: _only_references(item) for name, item in value.items()}
-
-
-def _without_defaults(value: Any, *, named: bool = False) -> Any:
-    """Return `value` without titles, which repeat names, `additionalProperties` where it is true, and our own marks.
-
-    Releases of pydantic differ in what they write. `named`: the keys of `value` are names.
-    """
-    if isinstance(value, list):
-        return [_without_defaults(item) for item in value]
-    if not isinstance(value, dict):
-        return value
     return {
-        name: item if name in {"example", "info"} else _without_defaults(item, named=name in {"properties", "schemas"})
+        name: item if name in {"example", "info"} else _tidied(item, named=name in {"properties", "schemas"})
         for name, item in value.items()
         if named or not _is_default(name, item)
     }
@@ -185,22 +177,3 @@ def _without_defaults(value: Any, *, named: bool = False) -> Any:
 def _is_default(name: str, item: Any) -> bool:
     titled = name == "title" and isinstance(item, str)
     return titled or (name == "additionalProperties" and item is True) or name == EXAMPLE_FORM
-
-
-def _drop_unused(document: Document) -> None:
-    """Remove the components that nothing refers to."""
-    components = document["components"]
-    for kind in ("responses", "headers", "schemas"):
-        while unused := components[kind].keys() - _referred(document, f"#/components/{kind}/"):
-            for name in unused:
-                del components[kind][name]
-
-
-def _referred(value: Any, prefix: str) -> set[str]:
-    if isinstance(value, list):
-        return set().union(*(_referred(item, prefix) for item in value))
-    if not isinstance(value, dict):
-        return set()
-    target = value.get("$ref")
-    found = {target.removeprefix(prefix)} if isinstance(target, str) and target.startswith(prefix) else set()
-    return found.union(*(_referred(item, prefix) for item in value.values()))

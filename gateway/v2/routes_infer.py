@@ -15,7 +15,7 @@ from millstream.gateway.access.principal import CALLER
 from millstream.gateway.connection.exchange import EXCHANGE
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.http.body import disconnected, read_body
-from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import (
     BINARY,

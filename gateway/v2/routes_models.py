@@ -9,8 +9,7 @@ from fastapi import APIRouter, Response
 
 from millstream.gateway.catalog.snapshot import ModelView, VersionView, version_number, visible
 from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
-from millstream.gateway.http.context import DepsOf
-from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import ref, reply
 from millstream.gateway.http.versioned import versioned

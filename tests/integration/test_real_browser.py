@@ -23,7 +23,7 @@ from starlette.routing import Route
 from millstream.gateway.app import build_app
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.fast_path import ConnectionContext, fast_path_protocol
-from millstream.gateway.http.docs import page_headers
+from millstream.gateway.http.operation import page_headers
 from tests.kit.application import Application
 from tests.kit.handlers import Echo
 from tests.kit.tools import program

@@ -11,7 +11,7 @@ from urllib.parse import urljoin
 import httpx2
 import pytest
 
-from millstream.gateway.http.docs import prefers_html
+from millstream.gateway.http.operation import prefers_html
 from millstream.services.repository.endpoint_changes import activate_version
 from tests.kit.application import Application
 from tests.kit.catalog import instance, worker

@@ -14,11 +14,10 @@ from pydantic import BaseModel
 
 from millstream.gateway import app as application
 from millstream.gateway.http.adapter import Adapter, Routes, Tag
-from millstream.gateway.http.error_formats import ErrorContext, ErrorFormat, FormattedError
-from millstream.gateway.http.errors import documented
+from millstream.gateway.http.errors import ErrorFormat, FormattedError, documented
 from millstream.gateway.http.versioned import versioned
 from millstream.services.access.scopes import Need, Row
-from millstream.services.errors import invalid
+from millstream.services.errors import Failure, invalid
 from tests.kit.application import Application
 
 pytestmark = pytest.mark.anyio
@@ -30,8 +29,8 @@ class EchoError(BaseModel):
     oops: str
 
 
-def _write(error: ErrorContext) -> FormattedError:
-    return FormattedError(error.status, {"x-echo": error.code}, orjson.dumps({"oops": error.message}))
+def _write(error: Failure, status: int) -> FormattedError:
+    return FormattedError(status, {"x-echo": error.code}, orjson.dumps({"oops": error.message}))
 
 
 def echo_adapter() -> Adapter:

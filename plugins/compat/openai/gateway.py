@@ -12,15 +12,14 @@ from typing_extensions import TypedDict
 from millstream.gateway.catalog.snapshot import visible
 from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
-from millstream.gateway.http.context import DepsOf
-from millstream.gateway.http.error_formats import Advice, ErrorContext, ErrorFormat, FormattedError, unicode_text
-from millstream.gateway.http.errors import documented
-from millstream.gateway.http.model_list import model_list
+from millstream.gateway.http.deps import DepsOf
+from millstream.gateway.http.errors import Advice, ErrorFormat, FormattedError, documented, unicode_text
 from millstream.gateway.http.openapi import json_body, ref, reply
+from millstream.gateway.http.shared_documents import model_list
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.plugins.compat.openai.embeddings import Embeddings
 from millstream.services.access.scopes import LIST, Need, Row
-from millstream.services.errors import Code
+from millstream.services.errors import Code, Failure
 
 _TYPES = {
     Code.UNAUTHENTICATED: "authentication_error",
@@ -50,7 +49,7 @@ class OpenAIError(BaseModel):
     error: OpenAIErrorDetail
 
 
-def _write(error: ErrorContext) -> FormattedError:
+def _write(error: Failure, status: int) -> FormattedError:
     unknown_model = (
         error.code is Code.NOT_FOUND and error.subject is not None
     )  # the member `model` names the version, too
@@ -61,7 +60,7 @@ def _write(error: ErrorContext) -> FormattedError:
         "code": "model_not_found" if unknown_model else None,
         **(error.advice or {}),
     }
-    return FormattedError(error.status, {}, orjson.dumps({"error": document}))
+    return FormattedError(status, {}, orjson.dumps({"error": document}))
 
 
 FORMAT = ErrorFormat(_write, OpenAIError)

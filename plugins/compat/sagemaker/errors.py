@@ -11,8 +11,8 @@ import orjson
 from pydantic import BaseModel, Field
 
 from millstream.gateway.connection.error_reply import error_body
-from millstream.gateway.http.error_formats import ErrorContext, ErrorFormat, FormattedError, unicode_text
-from millstream.services.errors import Code
+from millstream.gateway.http.errors import ErrorFormat, FormattedError, unicode_text
+from millstream.services.errors import Code, Failure
 
 #: Status and error type of each code. Clients retry on 429 and 5xx. What a model's container refuses is a ModelError
 #: with the container's status in its body, as from a real endpoint.
@@ -47,14 +47,14 @@ class SageMakerError(BaseModel):
     LogStreamArn: str = ""
 
 
-def _write(error: ErrorContext) -> FormattedError:
+def _write(error: Failure, container_status: int) -> FormattedError:
     status, kind = _ERRORS[error.code]
     message = unicode_text(error.message)
     document: dict[str, Any] = {"Message": message}
     if kind == "ModelError":
         # The container's body, as from a real endpoint. It has the advice: boto3 drops other members.
         original = error_body(error.message, error.advice).decode()
-        document |= {"OriginalStatusCode": error.status, "OriginalMessage": original, "LogStreamArn": ""}
+        document |= {"OriginalStatusCode": container_status, "OriginalMessage": original, "LogStreamArn": ""}
     return FormattedError(status, {"x-amzn-errortype": kind}, orjson.dumps(document))
 
 

@@ -11,8 +11,7 @@ from typing_extensions import TypedDict
 
 from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
-from millstream.gateway.http.context import DepsOf, deps_of
-from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.deps import Deps, DepsOf, deps_of
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import (
     BINARY,
@@ -26,7 +25,7 @@ from millstream.gateway.http.openapi import (
     reply,
     request_body,
 )
-from millstream.gateway.http.row_schemas import PredictReply, PredictRequest
+from millstream.gateway.http.shared_documents import PredictReply, PredictRequest
 from millstream.gateway.scheduling.caller import Caller, RequestOptions, infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors import forms

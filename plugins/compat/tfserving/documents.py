@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.gateway.catalog.snapshot import ModelView, VersionView
-from millstream.gateway.http.model_list import model_card
+from millstream.gateway.http.shared_documents import model_card
 from millstream.plugins.compat.tfserving.predict import SIGNATURE_NAME
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import TensorSpec

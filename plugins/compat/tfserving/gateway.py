@@ -10,13 +10,10 @@ from fastapi import APIRouter, Request, Response
 from millstream.gateway.catalog.snapshot import name_excerpt, visible
 from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
-from millstream.gateway.http.context import DepsOf
-from millstream.gateway.http.deps import Deps
-from millstream.gateway.http.error_formats import PLAIN
-from millstream.gateway.http.errors import documented
-from millstream.gateway.http.model_list import model_list
+from millstream.gateway.http.deps import Deps, DepsOf
+from millstream.gateway.http.errors import PLAIN, documented
 from millstream.gateway.http.openapi import JSON, content, ref, reply, request_body
-from millstream.gateway.http.row_schemas import ModelList, PredictReply, PredictRequest
+from millstream.gateway.http.shared_documents import ModelList, PredictReply, PredictRequest, model_list
 from millstream.gateway.scheduling.caller import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import BodyWriter, rows_body

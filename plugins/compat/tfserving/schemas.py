@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from millstream.gateway.http.row_schemas import ModelList, PredictReply, PredictRequest
+from millstream.gateway.http.shared_documents import ModelList, PredictReply, PredictRequest
 
 
 class ExamplesRequest(TypedDict):

@@ -7,12 +7,10 @@ from fastapi import APIRouter, Request, Response
 
 from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
-from millstream.gateway.http.context import DepsOf
-from millstream.gateway.http.deps import Deps
-from millstream.gateway.http.docs import document
-from millstream.gateway.http.error_formats import Advice, ErrorContext, ErrorFormat, FormattedError, unicode_text
-from millstream.gateway.http.errors import documented
+from millstream.gateway.http.deps import Deps, DepsOf
+from millstream.gateway.http.errors import Advice, ErrorFormat, FormattedError, documented, unicode_text
 from millstream.gateway.http.openapi import BINARY, JSON, OCTETS, content, reply, request_body
+from millstream.gateway.http.operation import document
 from millstream.gateway.scheduling.caller import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import value_body
@@ -163,13 +161,13 @@ class TorchServeError(Advice):
     message: str
 
 
-def _write(error: ErrorContext) -> FormattedError:
+def _write(error: Failure, status: int) -> FormattedError:
     kind = _TYPES.get(error.code, "BadRequestException")
     if error.code is Code.NOT_FOUND:
         kind = _NOT_FOUND_TYPES.get(error.subject, kind)
-    document = {"code": error.status, "type": kind, "message": unicode_text(error.message)}
+    document = {"code": status, "type": kind, "message": unicode_text(error.message)}
     document |= error.advice or {}
-    return FormattedError(error.status, {}, orjson.dumps(document))
+    return FormattedError(status, {}, orjson.dumps(document))
 
 
 FORMAT = ErrorFormat(_write, TorchServeError)

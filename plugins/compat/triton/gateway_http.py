@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
-from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import ref, reply
 from millstream.gateway.http.versioned import versioned

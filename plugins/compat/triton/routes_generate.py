@@ -7,8 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
-from millstream.gateway.http.context import DepsOf
-from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import content, json_body, ref, reply
 from millstream.gateway.http.versioned import versioned

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from millstream.gateway.connection.budgets import BodyReservation
 from millstream.gateway.connection.error_reply import too_large
 from millstream.gateway.http.body import caller_of, read_body, read_reserved
-from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body, list_of, ref, reply
 from millstream.gateway.tensors.json_text import JsonLimits, parse_json

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from millstream.gateway.http.body import declared_bytes
-from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body, ref, reply
 from millstream.gateway.tensors.json_text import parse_json

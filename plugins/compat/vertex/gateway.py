@@ -11,8 +11,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import ASGIApp
 
 from millstream.gateway.http.adapter import Adapter, Routes
-from millstream.gateway.http.context import DepsOf
-from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.errors import ErrorReplies
 from millstream.plugins.compat.sagemaker.gateway import invoke, ping
 from millstream.plugins.compat.sagemaker.settings import SageMakerSettings

@@ -58,7 +58,7 @@ class TritonCalls:
                 _redirect(scope, headers)
                 binary = _read_length(headers)
             except Failure as failure:
-                await self._replies.reply_failure(self._route, failure)(scope, receive, send)
+                await self._replies.reply(self._route, failure)(scope, receive, send)
                 return
             if binary or scope["path"] != self._route:
                 await self.app(scope, receive, _announcing(send))

@@ -16,8 +16,7 @@ from millstream.gateway.admin.schemas_models import RaceSummary
 from millstream.gateway.catalog.snapshot import VersionView
 from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
 from millstream.gateway.http.body import read_body, read_document
-from millstream.gateway.http.context import DepsOf
-from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import BINARY, OCTETS, json_body, request_body
 from millstream.plugins.compile.race.report import Gate

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
-from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.plugins.fleet.gateway.reporter import LoadReporter
 from millstream.plugins.fleet.scaling import ScaleDecision, is_fresh

@@ -1,6 +1,6 @@
-"""JSON bodies in row or column form, which several protocols share, for the OpenAPI document.
+"""Documents that several protocols share: JSON bodies in row or column form, and the list of models under /v1/models.
 
-Source: TensorFlow Serving, "RESTful API"; KServe, "V1 Protocol".
+Source: TensorFlow Serving, "RESTful API"; KServe, "V1 Protocol"; OpenAI, "Models".
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
+
+from millstream.gateway.catalog.snapshot import Snapshot
+from millstream.services.model.manifest import Manifest
 
 
 class PredictRequest(TypedDict):
@@ -48,3 +51,22 @@ class ModelList(TypedDict):
     models: list[str]
     object: Literal["list"]
     data: list[ModelCard]
+
+
+def model_list(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the models that answer requests: `models` for KServe, `object` and `data` for OpenAI."""
+    serving = sorted(
+        (name, view.versions[view.serving])
+        for name, view in snapshot.models.items()
+        if view.serving is not None and view.serving in view.versions
+    )
+    return {
+        "models": [name for name, _ in serving],
+        "object": "list",
+        "data": [model_card(view.manifest) for _, view in serving],
+    }
+
+
+def model_card(manifest: Manifest) -> dict[str, Any]:
+    """Return a model as OpenAI describes it."""
+    return {"id": manifest.model, "object": "model", "created": int(manifest.created), "owned_by": "millstream"}
