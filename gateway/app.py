@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream.gateway.access.audit_trail import AuditTrail
 from millstream.gateway.admin import routes_server as admin
-from millstream.gateway.connection.exchange import METHOD
+from millstream.gateway.connection.infer_handler import METHOD
 from millstream.gateway.http import operation
 from millstream.gateway.http.adapter import Adapter, Place
 from millstream.gateway.http.auth import authorize_by, bearer, platform_of

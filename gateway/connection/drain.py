@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from millstream.gateway.connection.cors import Cors
-from millstream.gateway.connection.exchange import EXCHANGE, Exchange
-from millstream.gateway.connection.infer_handler import InferHeaders
+from millstream.gateway.connection.infer_handler import EXCHANGE, Exchange, InferHeaders
 from millstream.gateway.connection.uvicorn_hooks import HttpToolsProtocol
 from millstream.services.process.request_id import new_request_id, request_context
 

@@ -60,7 +60,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
@@ -117,10 +116,17 @@ class FastPathProtocol(RequestReader):
         if reply_owed or self.flow.read_paused:
             self._read_deadline = self.loop.time() + self.client_stall_s_max
             self._arm_timer()  # the client is not late: it waits for a reply, or reading is paused
-        elif self._receiving and not _is_replying(self.cycle):
+        elif self._receiving and not self._is_sending():
             self._refuse(too_slow())
         else:
             self.timeout_keep_alive_handler()
+
+    def _is_sending(self) -> bool:
+        """Whether the ASGI app has sent a part of its reply: until the reply ends, nothing else may be written."""
+        cycle = self.cycle
+        if cycle is None or type(cycle) is RequestCycle:
+            return False
+        return bool(cycle.response_started and not cycle.response_complete)
 
     def shutdown(self) -> None:
         """Close the connection if no request is in flight on it, else after its reply. Called by the server.
@@ -129,13 +135,6 @@ class FastPathProtocol(RequestReader):
         """
         if not (self.drain.draining and self._receiving and self.cycle is not CLOSED):
             super().shutdown()
-
-
-def _is_replying(cycle: Any) -> bool:
-    """Whether the ASGI app has sent a part of its reply: until the reply ends, nothing else may be written."""
-    return (
-        cycle is not None and type(cycle) is not RequestCycle and cycle.response_started and not cycle.response_complete
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +170,7 @@ def fast_path_protocol(
         context: What the connections share; None: its defaults.
 
     Raises:
-        Failure: uvicorn lacks a part that the fast path needs.
+        Failure: this version of uvicorn is not a tested one.
     """
     check_parts()
     context = context or ConnectionContext()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from millstream.gateway.connection.error_reply import error_reply
-from millstream.gateway.connection.reply_head import head
+from millstream.gateway.connection.infer_handler import head
 from millstream.services.errors import Code, Failure
 from millstream.services.process.request_id import new_request_id
 

@@ -1,15 +1,18 @@
-"""The interface between an HTTP adapter and the infer handler: bytes in, bytes out. Pure.
+"""The interface between an HTTP adapter and the infer handler: bytes in, bytes out.
 
 Two adapters use it: the ASGI route and the fast path in the HTTP protocol class.
+connection (a request of a route starts) ─> EXCHANGE ─> routes and lanes add headers to the reply, before it starts
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
 from millstream.gateway.access.principal import Principal
+from millstream.gateway.connection.uvicorn_hooks import STATUS_LINE
 from millstream.services.process.request_id import usable_request_id
 from millstream.services.traceparent import Trace, usable_traceparent
 
@@ -79,6 +82,37 @@ class HttpReply(NamedTuple):
     added: bytes = b""  # further lines of the head, each with its line end; the server sends them before `headers`
 
 
+Headers = list[tuple[bytes, bytes]]
+
+
+def ok_prefix(defaults: Headers) -> bytes:
+    """Return the head of a 200 up to the value of X-Request-Id: the part that all of these replies share.
+
+    The caller appends the id and its line end, the lines that are added, the length, the reply's own lines and the
+    empty line.
+
+    Args:
+        defaults: The server's own headers.
+    """
+    lines = [b"%b: %b\r\n" % header for header in defaults]
+    return b"".join((STATUS_LINE[200], *lines, b"x-request-id: "))
+
+
+def head(reply: HttpReply, defaults: Headers, request_id: bytes, *, keep_alive: bool) -> bytes:
+    """Return the whole head of any reply, in the order of the ASGI route.
+
+    These are the server's own headers, the request's id, those that the server adds to this reply, the length, and the
+    reply's headers.
+    """
+    parts: list[bytes] = [STATUS_LINE[reply.status]]
+    for name, value in defaults:
+        parts += (name, b": ", value, b"\r\n")
+    parts.append(b"x-request-id: %b\r\n%bcontent-length: %d\r\n" % (request_id, reply.added, len(reply.body)))
+    parts.append(reply.headers.lines)
+    parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+    return b"".join(parts)
+
+
 class Cancel(Protocol):
     """The handle on a submitted request."""
 
@@ -112,3 +146,30 @@ class InferHandler(Protocol):
             principal: Who calls, and was let in; None: no key is needed.
             trace: The trace that the request belongs to, for logs; None: that of `headers`, if they have one.
         """
+
+
+class Exchange:
+    """One request of a route, for code that knows neither the route nor the connection.
+
+    Args:
+        headers: Of the request.
+        request_id: The id of the request.
+        added: Headers that the server sends before the reply's own, names in lower case.
+    """
+
+    __slots__ = ("added", "headers", "request_id")
+
+    def __init__(self, headers: InferHeaders, request_id: bytes, added: list[tuple[bytes, bytes]]) -> None:
+        self.headers = headers
+        self.request_id = request_id
+        self.added = added
+
+    def add(self, name: bytes, value: bytes) -> None:
+        """Add a header to the reply, in place of an earlier one of this name."""
+        self.added[:] = [*[header for header in self.added if header[0] != name], (name, value)]
+
+
+METHOD = "millstream.method"  # key of a scope: the method that the client sent, where the scope has another
+
+#: the exchange of the request that the current task answers; None outside of requests over HTTP
+EXCHANGE: ContextVar[Exchange | None] = ContextVar("EXCHANGE", default=None)

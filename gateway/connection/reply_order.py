@@ -16,8 +16,15 @@ from millstream.gateway.connection.bounded_protocol import BoundedProtocol
 from millstream.gateway.connection.budgets import SMALL_BYTES_MAX, ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.error_reply import error_reply, internal_failure, too_large
 from millstream.gateway.connection.http_counts import HttpCounts
-from millstream.gateway.connection.infer_handler import NO_HEADERS, Cancel, HttpReply, InferHandler, InferHeaders
-from millstream.gateway.connection.reply_head import head, ok_prefix
+from millstream.gateway.connection.infer_handler import (
+    NO_HEADERS,
+    Cancel,
+    HttpReply,
+    InferHandler,
+    InferHeaders,
+    head,
+    ok_prefix,
+)
 from millstream.gateway.connection.request_head import InferPath
 from millstream.services.errors import Code, Failure
 from millstream.services.process.request_id import new_request_id, request_context
@@ -102,10 +109,7 @@ def refusal_cycle(
 ) -> RequestCycle:
     """Return a cycle that answers `failure` in place of a request. The connection closes after it.
 
-    Args:
-        failure: What is wrong with the request.
-        answer: Writes the reply.
-        headers: Of the request, as far as they were received.
+    `headers`: those of the request, as far as they were received.
     """
     cycle = RequestCycle(("", None), [], answer)
     cycle.headers = headers
@@ -129,11 +133,8 @@ def is_complete(cycle: Any) -> bool:
     return cycle.complete if type(cycle) is RequestCycle else not cycle.more_body
 
 
-def is_answered_early(cycle: Any) -> bool:
-    """Whether the reply was written before the whole request was received. `cycle` may be None: there is no request."""
-    if cycle is None or is_complete(cycle):
-        return False
-    return cycle.answered if type(cycle) is RequestCycle else cycle.response_complete
+def _is_answered(cycle: Any) -> bool:
+    return bool(cycle.answered if type(cycle) is RequestCycle else cycle.response_complete)
 
 
 class ReplyOrder(BoundedProtocol):
@@ -350,7 +351,7 @@ class ReplyOrder(BoundedProtocol):
         broken, self.cycle = self.cycle, refusal
         self._receiving = False
         self._discard_input()
-        if is_answered_early(broken):
+        if broken is not None and not is_complete(broken) and _is_answered(broken):
             refusal.answered = True
             if self._blocked is not None:
                 self.pipeline.appendleft((refusal, None))

@@ -25,7 +25,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from millstream.gateway.connection.foreign_protocol import (
     PLAIN_HTTP,
@@ -43,13 +44,6 @@ HANDSHAKES_MAX = 1024
 HANDSHAKE_S_MAX = 10.0
 
 
-class Handshaking(Protocol):
-    """A connection whose handshake is not complete."""
-
-    def abort(self) -> None:
-        """Reset the connection."""
-
-
 class Handshakes:
     """The handshakes of one gateway that are not complete. Use it in the event loop's thread.
 
@@ -62,12 +56,12 @@ class Handshakes:
 
     def __init__(self, count_max: int = HANDSHAKES_MAX) -> None:
         self._count_max = count_max
-        self._open: dict[Handshaking, None] = {}  # the oldest first
+        self._open: dict[TlsConnection, None] = {}  # the oldest first
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def enter(self, connection: Handshaking) -> None:
+    def enter(self, connection: TlsConnection) -> None:
         """Count a new connection, and reset the oldest one if there are too many."""
         if len(self._open) >= self._count_max:
             oldest = next(iter(self._open))
@@ -75,7 +69,7 @@ class Handshakes:
             oldest.abort()
         self._open[connection] = None
 
-    def leave(self, connection: Handshaking) -> None:
+    def leave(self, connection: TlsConnection) -> None:
         """Stop counting a connection: its handshake is complete, or it is lost. Idempotent."""
         self._open.pop(connection, None)
 
@@ -147,6 +141,7 @@ RECORDS_PER_TURN_MAX = 64
 _HANDSHAKE = 0x16  # type of the record that a client begins with
 
 
+@dataclass(frozen=True, slots=True)
 class TlsListener:
     """What the TLS connections of a gateway share.
 
@@ -158,19 +153,11 @@ class TlsListener:
         plain: What clients that begin without TLS are told.
     """
 
-    def __init__(
-        self,
-        context: Callable[[], ssl.SSLContext],
-        handshakes: Handshakes,
-        foreign_log: ForeignLog,
-        handshake_s_max: float = HANDSHAKE_S_MAX,
-        plain: Foreign = PLAIN_HTTP,
-    ) -> None:
-        self.context = context
-        self.handshakes = handshakes
-        self.foreign_log = foreign_log
-        self.handshake_s_max = handshake_s_max
-        self.plain = plain
+    context: Callable[[], ssl.SSLContext]
+    handshakes: Handshakes
+    foreign_log: ForeignLog
+    handshake_s_max: float = HANDSHAKE_S_MAX
+    plain: Foreign = PLAIN_HTTP
 
 
 class TlsConnection(asyncio.Protocol):

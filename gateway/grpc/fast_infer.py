@@ -18,9 +18,9 @@ import grpc
 
 from millstream.gateway.access.gate import Gate, Pass
 from millstream.gateway.access.principal import Principal
-from millstream.gateway.connection.body_receiver import RECEIVED_BYTES_MIN
 from millstream.gateway.connection.budgets import ReplyBudget, ReplyPermit
 from millstream.gateway.connection.error_reply import internal_failure
+from millstream.gateway.connection.request_reader import RECEIVED_BYTES_MIN
 from millstream.gateway.grpc.codec.encode import GrpcEncoder
 from millstream.gateway.grpc.codec.envelopes import inputs_of
 from millstream.gateway.grpc.codec.messages import refusal

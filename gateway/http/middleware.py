@@ -16,8 +16,7 @@ from millstream.gateway.access.gate import Pass
 from millstream.gateway.access.principal import CALLER, Principal
 from millstream.gateway.connection.budgets import PERMIT, ReplyPermit
 from millstream.gateway.connection.error_reply import internal_failure
-from millstream.gateway.connection.exchange import METHOD
-from millstream.gateway.connection.infer_handler import InferHeaders
+from millstream.gateway.connection.infer_handler import METHOD, InferHeaders
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import ErrorReplies, slash_fault
 from millstream.services.access.audit_log import Who

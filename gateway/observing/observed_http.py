@@ -12,9 +12,8 @@ from time import monotonic
 from typing import Any, ClassVar, TypeVar
 
 from millstream.gateway.access.principal import caller_name
-from millstream.gateway.connection.exchange import METHOD
 from millstream.gateway.connection.http_counts import INFER_ROUTE, INFER_VERSION_ROUTE
-from millstream.gateway.connection.infer_handler import HttpReply
+from millstream.gateway.connection.infer_handler import METHOD, HttpReply
 from millstream.gateway.connection.reply_order import RequestCycle
 from millstream.gateway.observing.finished import CANCELLED_STATUS, FAILED_HTTP, PATH_MAX, TICKETS, Finished
 from millstream.gateway.observing.observer import Observer, Takers

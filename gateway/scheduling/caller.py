@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from millstream.gateway.access.principal import CALLER
 from millstream.gateway.connection.budgets import PERMIT, ReplyPermit
 from millstream.gateway.connection.error_reply import internal_failure
-from millstream.gateway.connection.exchange import EXCHANGE, Exchange
+from millstream.gateway.connection.infer_handler import EXCHANGE, Exchange
 from millstream.gateway.observing.finished import RUNS_MAX, TICKETS, server_timing
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
 from millstream.gateway.scheduling.model_route import ModelRoute

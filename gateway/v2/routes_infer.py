@@ -12,8 +12,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 
 from millstream.gateway.access.principal import CALLER
-from millstream.gateway.connection.exchange import EXCHANGE
-from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
+from millstream.gateway.connection.infer_handler import EXCHANGE, HttpReply, InferHeaders
 from millstream.gateway.http.body import disconnected, read_body
 from millstream.gateway.http.deps import DepsOf
 from millstream.gateway.http.errors import documented

@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 import pytest
 
-from millstream.gateway.connection.body_receiver import RECEIVED_BYTES_MIN, BodyReceiver
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.fast_path import ConnectionContext, fast_path_protocol
+from millstream.gateway.connection.request_reader import RECEIVED_BYTES_MIN, BodyReceiver
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.segment import ALIGN_BYTES
 from millstream.services.segments.shared_buffers import SharedBuffer, SharedBuffers, place_of

@@ -10,8 +10,7 @@ import asyncio
 from millstream.gateway.connection.bounded_protocol import BoundedProtocol, too_many_connections, too_slow
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.error_reply import error_reply
-from millstream.gateway.connection.infer_handler import NO_HEADERS, InferHeaders
-from millstream.gateway.connection.reply_head import head
+from millstream.gateway.connection.infer_handler import NO_HEADERS, InferHeaders, head
 from millstream.gateway.connection.request_head import DISCARDED, head_fault
 from millstream.gateway.connection.uvicorn_hooks import check_parts
 from millstream.services.errors import Code, Failure
@@ -147,7 +146,7 @@ def asgi_protocol(drain: Drain, connections_max: int, client_stall_s_max: float 
         client_stall_s_max: Seconds that a client may be late when it sends a request or reads a reply.
 
     Raises:
-        Failure: uvicorn lacks a part that is needed.
+        Failure: this version of uvicorn is not a tested one.
     """
     check_parts()
     bounds = {"drain": drain, "connections_max": connections_max, "client_stall_s_max": client_stall_s_max}
