@@ -3,16 +3,14 @@
 head ─> key known? ─> message (a large one in shared memory) ─> envelope ─> limits of the key ─> lane
 encode ─> FastCall.answer
 Every other call goes to the handler of the method, which also refuses keys and learns them.
-With an observer: submit: instant, trace ─> lane ……… ended, gave_up: status, bytes, the lane's times ─> Observer.finish
+With an observer: submit: instant, trace ─> lane ……… end: status, bytes, the lane's times ─> Observer.finish
 """
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, cast
+from typing import cast
 
 import grpc
 
@@ -39,7 +37,7 @@ from millstream.services.process.request_id import new_request_id, request_conte
 from millstream.services.segments.shared_buffers import SharedBuffers
 from millstream.services.traceparent import Trace
 
-log = logging.getLogger("millstream.grpc")
+_SERVICE, _METHOD = "inference.GRPCInferenceService", "ModelInfer"
 
 
 class InferRequest(Request):
@@ -78,6 +76,7 @@ class FastInfer:
         timeout_s_max: the longest timeout.
         count: counts a call that ended with a status.
         buffers: shared memory for large messages; None: they are received elsewhere, and copied.
+        observer: gets each call when it ends; None: calls are not observed.
     """
 
     protocol = RequestProtocol.GRPC
@@ -90,6 +89,7 @@ class FastInfer:
         timeout_s_max: float,
         count: Callable[[grpc.StatusCode], None],
         buffers: SharedBuffers | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._infer = infer
         self._gate = gate
@@ -97,6 +97,7 @@ class FastInfer:
         self._timeout_s_max = timeout_s_max
         self._count = count
         self._buffers = buffers
+        self._observer = observer
 
     def memory(self, size_bytes: int, first: bytes) -> memoryview | None:
         """Return shared memory for an arriving message whose first bytes are `first`; None: other memory will do.
@@ -131,11 +132,12 @@ class FastInfer:
         timeout_s = min(route.timeout_s, self._timeout_s_max)
         if remaining_s is not None:
             timeout_s = min(timeout_s, remaining_s)
-        now = time.monotonic()
+        now = monotonic()
         request = InferRequest(inputs_of(body, envelope), envelope.rows, 0, now, now + timeout_s, self)
         request.request_id = new_request_id()
         request.call = call
-        request.trace = self.trace_of(call)
+        sent = call.head.traceparent
+        request.trace = sent if self._observer is None else self._observer.trace(sent)
         request.encoder = encoder
         request.outputs = envelope.outputs
         request.permit = ReplyPermit(self._reply_budget)
@@ -160,17 +162,40 @@ class FastInfer:
             return False
         return True
 
-    def trace_of(self, call: FastCall) -> Trace | None:
-        """Return the trace that a call belongs to."""
-        return call.head.traceparent
-
-    def ended(self, _request: InferRequest, status: grpc.StatusCode, _reply_bytes: int) -> None:
-        """Note that a request was answered."""
-        self._count(status)
-
-    def gave_up(self, _call: FastCall, _request: InferRequest | None = None) -> None:
+    def gave_up(self, call: FastCall, request: InferRequest | None = None) -> None:
         """Note that a call ended without an answer; the request is None if its message was not complete."""
-        self._count(grpc.StatusCode.CANCELLED)
+        self._note_end(call, request, grpc.StatusCode.CANCELLED, 0)
+
+    def _note_end(
+        self, call: FastCall, request: InferRequest | None, status: grpc.StatusCode, reply_bytes: int
+    ) -> None:
+        """Count a call that ended, and pass it to the observer, if there is one."""
+        self._count(status)
+        observer = self._observer
+        if observer is None:
+            return
+        ended = monotonic()
+        if request is None:
+            trace, started, request_id = observer.trace(call.head.traceparent), ended - call.age_s, new_request_id()
+        else:
+            trace, started, request_id = request.trace, request.arrival, request.request_id
+        number: int = status.value[0]
+        takers = observer.takers(trace, started, ended, failed=number in FAILED_GRPC)
+        if takers:
+            finished = Finished(
+                "grpc",
+                _METHOD,
+                _SERVICE,
+                f"/{_SERVICE}/{_METHOD}",
+                number,
+                started,
+                ended,
+                request_id.decode("ascii"),
+                trace,
+                call.address,
+                reply_bytes,
+            )
+            observer.finish(takers, finished, () if request is None else (request,))
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
         """Answer the requests of a batch."""
@@ -197,7 +222,7 @@ class FastInfer:
             if mine.form:
                 block += encode([(FORM_HEADER, served_by(mine))])
             mine.call.answer(body, block)
-            self.ended(mine, grpc.StatusCode.OK, len(body))
+            self._note_end(mine.call, mine, grpc.StatusCode.OK, len(body))
 
     def fail(self, request: Request, failure: Failure) -> None:
         """End a call with the status of `failure`."""
@@ -207,68 +232,8 @@ class FastInfer:
         status, details, metadata = refusal(failure, mine.request_id.decode("ascii"))
         if not mine.call.over:
             mine.call.end(status, details, metadata)
-            self.ended(mine, status, 0)
+            self._note_end(mine.call, mine, status, 0)
 
 
 _SERVICE, _METHOD = "inference.GRPCInferenceService", "ModelInfer"
 _PATH = f"/{_SERVICE}/{_METHOD}"
-
-
-class ObservedInfer(FastInfer):
-    """FastInfer of a gateway with an observer, which gets each call when it ends.
-
-    The other arguments are those of FastInfer.
-
-    Args:
-        observer: the gateway's.
-    """
-
-    def __init__(self, observer: Observer, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._observer = observer
-
-    def trace_of(self, call: FastCall) -> Trace | None:
-        """Return the trace that a call belongs to: its caller's, else a new one if traces are on."""
-        return self._observer.trace(call.head.traceparent)
-
-    def ended(self, request: InferRequest, status: grpc.StatusCode, reply_bytes: int) -> None:
-        """Count and observe a request that was answered."""
-        self._count(status)
-        self._observe(request.call, request, request.trace, request.arrival, status, reply_bytes)
-
-    def gave_up(self, call: FastCall, request: InferRequest | None = None) -> None:
-        """Count and observe a call that ended without an answer."""
-        self._count(grpc.StatusCode.CANCELLED)
-        if request is None:
-            self._observe(call, None, self.trace_of(call), monotonic() - call.age_s, grpc.StatusCode.CANCELLED, 0)
-        else:
-            self._observe(call, request, request.trace, request.arrival, grpc.StatusCode.CANCELLED, 0)
-
-    def _observe(
-        self,
-        call: FastCall,
-        request: InferRequest | None,
-        trace: Trace | None,
-        started: float,
-        status: grpc.StatusCode,
-        reply_bytes: int,
-    ) -> None:
-        ended = monotonic()
-        number: int = status.value[0]
-        takers = self._observer.takers(trace, started, ended, failed=number in FAILED_GRPC)
-        if not takers:
-            return
-        finished = Finished(
-            "grpc",
-            _METHOD,
-            _SERVICE,
-            _PATH,
-            number,
-            started,
-            ended,
-            (new_request_id() if request is None else request.request_id).decode("ascii"),
-            trace,
-            call.address,
-            reply_bytes,
-        )
-        self._observer.finish(takers, finished, () if request is None else (request,))

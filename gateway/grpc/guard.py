@@ -1,11 +1,15 @@
-"""Checks the keys of gRPC calls by the authorisation table, and writes changes to the audit log.
+"""What stands around the handlers of gRPC methods: keys are checked by the authorisation table, changes are written to
+the audit log, and finished calls are passed to the observer, if the gateway has one.
 
 metadata ─> Gate ─> Principal ─> row of the table ─> (message: its model) ─> handler ─> audit entry of a change ─> reply
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 from urllib.parse import unquote
@@ -14,15 +18,19 @@ import grpc
 
 from millstream.gateway.access.audit_trail import AuditTrail
 from millstream.gateway.access.gate import Gate, Pass
-from millstream.gateway.access.principal import CALLER, Principal
+from millstream.gateway.access.principal import CALLER, Principal, caller_name
 from millstream.gateway.grpc.codec.messages import BEFORE_REFUSAL, Messages
 from millstream.gateway.grpc.connections.call_head import credential_of
+from millstream.gateway.observing.finished import FAILED_GRPC, TICKETS, Finished
+from millstream.gateway.observing.observer import Observer
 from millstream.services.access.audit_log import AuditLog, Who
 from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import GRPC_STATUS, Code, Failure
 from millstream.services.process.audit import CHANGES, Changes, acting, concerns
+from millstream.services.process.request_id import REQUEST_ID, TRACE
+from millstream.services.traceparent import usable_traceparent
 
-_Handle = Callable[[Any, Any], Awaitable[Any]]
+Handle = Callable[[Any, Any], Awaitable[Any]]
 _REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"})
 
 
@@ -42,21 +50,21 @@ class Guard:
         self._audit = AuditTrail(audit)
         self._count_refusal = count_refusal
 
-    def guarded(self, method: str, row: Row, handler: Any) -> Any:
-        """Return `handler`, whose calls are checked. `method`: its full name; `row`: what its calls need."""
-        streams = handler.stream_unary is None
-        field = "stream_stream" if streams else "stream_unary"
-        handle: _Handle = getattr(handler, field)
-        if row.need is Need.OPEN:
-            return handler
-        return handler._replace(**{field: self._checked(method, row, handle, counted=not streams)})
-
     async def close(self) -> None:
         """Write what the audit log still has to say, because the gateway stops."""
         await self._audit.close()
 
-    def _checked(self, method: str, row: Row, handle: _Handle, *, counted: bool) -> _Handle:
-        """Return a handler that checks each call before `handle`. `counted`: whether the call is one request."""
+    def checked(self, method: str, row: Row, handle: Handle, *, counted: bool) -> Handle:
+        """Return a handler that checks each call before `handle`.
+
+        Args:
+            method: its full name.
+            row: what its calls need.
+            handle: the handler.
+            counted: whether a call is one request.
+        """
+        if row.need is Need.OPEN:
+            return handle
         gate = self._gate
         unread = row if row.of_message is None else row._replace(changes=False)  # `check_message` checks the rest
 
@@ -88,7 +96,7 @@ class Guard:
         principal.require(row.need)
         return self._gate.let_in(principal) if counted else None
 
-    async def _audited(self, method: str, row: Row, handle: _Handle, requests: Any, context: Any) -> Any:
+    async def _audited(self, method: str, row: Row, handle: Handle, requests: Any, context: Any) -> Any:
         """Handle a call and write its entry: before its reply, unless something else than the handler ends the call."""
         changes = Changes()
         written = False
@@ -151,3 +159,87 @@ def check_message(gate: Gate, row: Row, request: Any, context: Any) -> None:
             return
         principal = _identify(gate, context, row)
     gate.check_still(principal, row, model or None)
+
+
+class ObservedCalls:
+    """Passes finished calls to the observer.
+
+    Of a stream each inference request is observed, not the stream itself: its end may be days away.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def observed(self, service: str, method: str, handle: Handle) -> Handle:
+        """Return a handler of unary calls that observes each."""
+
+        async def call(requests: Any, context: Any) -> Any:
+            with self.call(service, method, context) as reply_bytes:
+                reply = await handle(requests, context)
+                reply_bytes.append(len(reply))
+                return reply
+
+        return call
+
+    @contextmanager
+    def call(self, service: str, method: str, context: Any) -> Iterator[list[int]]:
+        """Observe a call, or a request of a stream, while the block runs. It appends the bytes of the reply."""
+        started = time.monotonic()
+        trace = self._observer.trace(_sent(context))
+        TRACE.set(trace)
+        tickets: list[Any] = []
+        TICKETS.set(tickets)
+        reply_bytes: list[int] = []
+        status = 0
+        try:
+            yield reply_bytes
+        except BaseException as error:
+            status = status_of(error, context).value[0]
+            raise
+        finally:
+            ended = time.monotonic()
+            takers = self._observer.takers(trace, started, ended, failed=status in FAILED_GRPC)
+            if takers:
+                finished = Finished(
+                    "grpc",
+                    method,
+                    service,
+                    f"/{service}/{method}",
+                    status,
+                    started,
+                    ended,
+                    REQUEST_ID.get(),
+                    trace,
+                    _address_of(context.peer()),
+                    sum(reply_bytes),
+                    caller_name(),
+                )
+                self._observer.finish(takers, finished, tickets)
+
+
+def _sent(context: Any) -> bytes | None:
+    sent = None
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str):
+            sent = usable_traceparent(value.encode())
+    return sent
+
+
+def _address_of(peer: str) -> str:
+    """Return the address in the library's name of a peer: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5` or `unix:`."""
+    kind, _, address = unquote(peer).partition(":")
+    return address.rpartition(":")[0].strip("[]") if kind in {"ipv4", "ipv6"} else kind
+
+
+#: by the number and by the code itself: the library's contexts return either
+_CODES = {key: code for code in grpc.StatusCode for key in (code, code.value[0])}
+
+
+def status_of(error: BaseException, context: Any) -> grpc.StatusCode:
+    """Return the status of a call whose handler ended with `error`."""
+    if isinstance(error, Failure):
+        return grpc.StatusCode[GRPC_STATUS[error.code]]
+    if isinstance(error, grpc.aio.AbortError):
+        return _CODES.get(context.code(), grpc.StatusCode.UNKNOWN)
+    cancelled = isinstance(error, asyncio.CancelledError | GeneratorExit)
+    return grpc.StatusCode.CANCELLED if cancelled else grpc.StatusCode.UNKNOWN

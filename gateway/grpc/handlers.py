@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -15,12 +15,10 @@ from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.grpc.codec.messages import Messages, parse, parse_counted, set_compression
-from millstream.gateway.grpc.connections.observed_calls import ObservedCalls
-from millstream.gateway.grpc.guard import Guard, check_message
+from millstream.gateway.grpc.guard import Guard, Handle, ObservedCalls, check_message, status_of
 from millstream.gateway.grpc.methods.infer import InferCalls
 from millstream.gateway.grpc.methods.metadata import Health, MetadataCalls
-from millstream.gateway.grpc.methods.reflection import SERVICES, Reflection
-from millstream.gateway.grpc.methods.service import GrpcService, Method
+from millstream.gateway.grpc.methods.service import SERVICES, GrpcService, Method, Reflection
 from millstream.gateway.grpc.methods.stream import Stream
 from millstream.gateway.http.deps import Deps
 from millstream.services.access.scopes import LIST, Need, Row
@@ -29,11 +27,6 @@ from millstream.services.metrics.catalogue import GRPC_CALLS, RequestProtocol
 from millstream.services.metrics.record import OTHER
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.plugin.registry import contributions
-
-_Handle = Callable[[Any, Any], Any]
-
-#: by the number and by the code itself: the library's contexts return either
-_CODES = {key: code for code in grpc.StatusCode for key in (code, code.value[0])}
 
 
 class CallCounts:
@@ -45,10 +38,20 @@ class CallCounts:
     def __init__(self, registry: MetricsRegistry) -> None:
         self._registry = registry
 
-    def counted(self, method: str, handler: Any) -> Any:
-        """Return `handler`, whose calls are counted. It is one of grpc's handlers, with a coroutine."""
-        field = "stream_unary" if handler.stream_unary is not None else "stream_stream"
-        return handler._replace(**{field: self._coroutine(method, getattr(handler, field))})
+    def counted(self, method: str, handle: Handle) -> Handle:
+        """Return `handle`, whose calls are counted."""
+        count = self.counter(method)
+
+        async def call(requests: Any, context: Any) -> Any:
+            try:
+                reply = await handle(requests, context)
+            except BaseException as error:
+                count(status_of(error, context))
+                raise
+            count(grpc.StatusCode.OK)
+            return reply
+
+        return call
 
     def counter(self, method: str) -> Callable[[grpc.StatusCode], None]:
         """Return a function that counts a call of `method` that ended with a status."""
@@ -66,32 +69,6 @@ class CallCounts:
         """Count a call of a method that no service has. The library answers it."""
         self._registry.counter(GRPC_CALLS, OTHER, grpc.StatusCode.UNIMPLEMENTED.name).add()
 
-    def _coroutine(self, method: str, handle: _Handle) -> _Handle:
-        ok = self._registry.counter(GRPC_CALLS, method, grpc.StatusCode.OK.name)
-
-        async def call(requests: Any, context: Any) -> Any:
-            try:
-                reply = await handle(requests, context)
-            except BaseException as error:
-                self._failed(method, error, context)
-                raise
-            ok.add()
-            return reply
-
-        return call
-
-    def _failed(self, method: str, error: BaseException, context: Any) -> None:
-        if isinstance(error, grpc.aio.AbortError):
-            code = _CODES.get(context.code(), grpc.StatusCode.UNKNOWN)
-        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
-            code = grpc.StatusCode.CANCELLED
-        else:
-            code = grpc.StatusCode.UNKNOWN
-        self._registry.counter(GRPC_CALLS, method, code.name).add()
-
-
-_Call = Callable[[Any, Any], Awaitable[Any]]
-_Handler = Callable[[Any, Any], Awaitable[bytes]]
 
 _INFERENCE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -147,17 +124,14 @@ class MethodTable:
         self._counts = CallCounts(deps.registry)
         self.count_infer = self._counts.counter("ModelInfer")
         self.infer = infer = InferCalls(deps.caller(RequestProtocol.GRPC), messages, deps.texts)
-        observed = None if deps.observer is None else ObservedCalls(deps.observer)
+        self._observed = observed = None if deps.observer is None else ObservedCalls(deps.observer)
         stream = Stream(infer, messages, lambda: drain.draining, deps.gate, observed)
-        self._guard = guard = Guard(deps.gate, messages, deps.audit, deps.count_refusal)
-        observe = _unobserved if observed is None else observed.observed
+        self._guard = Guard(deps.gate, messages, deps.audit, deps.count_refusal)
         found = services()
-        reflection = grpc.stream_stream_rpc_method_handler(Reflection(messages, found).info)
-        handlers = {
-            f"/{_INFERENCE.full_name}/ModelInfer": grpc.stream_unary_rpc_method_handler(infer.model_infer),
-            f"/{_INFERENCE.full_name}/ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
-                stream.model_stream_infer
-            ),
+        reflection = Reflection(messages, found).info
+        unary: dict[str, Handle] = {f"/{_INFERENCE.full_name}/ModelInfer": infer.model_infer}
+        streams: dict[str, Handle] = {
+            f"/{_INFERENCE.full_name}/ModelStreamInfer": stream.model_stream_infer,
             f"/{_HEALTH.full_name}/Watch": _watch(Health(deps, drain), messages),
             **{f"/{service}/ServerReflectionInfo": reflection for service in SERVICES},
         }
@@ -165,15 +139,24 @@ class MethodTable:
             made = service.make(deps, drain)
             for name in service.methods:
                 full = f"/{service.descriptor.full_name}/{name}"
-                if full in handlers:
+                if full in unary or full in streams:
                     raise Failure(Code.INTERNAL, f"two plug-ins add the gRPC method {full}")
-                handlers[full] = _unary(service, name, made, messages, deps.gate)
+                unary[full] = _unary(service, name, made, messages, deps.gate)
         needs = rows()
         self._handlers = {}
-        for full, handler in handlers.items():
-            name = full.rpartition("/")[2]
-            guarded = guard.guarded(full, needs[full], handler)
-            self._handlers[full] = self._counts.counted(name, observe(full[1:].partition("/")[0], name, guarded))
+        for full, handle in unary.items():
+            self._handlers[full] = grpc.stream_unary_rpc_method_handler(self._noted(full, needs[full], handle))
+        for full, handle in streams.items():
+            noted = self._noted(full, needs[full], handle, streams=True)
+            self._handlers[full] = grpc.stream_stream_rpc_method_handler(noted)
+
+    def _noted(self, full: str, row: Row, handle: Handle, *, streams: bool = False) -> Handle:
+        """Return `handle`, whose calls are checked, observed and counted."""
+        service, name = full[1:].split("/")
+        checked = self._guard.checked(full, row, handle, counted=not streams)
+        if self._observed is not None and not streams:
+            checked = self._observed.observed(service, name, checked)
+        return self._counts.counted(name, checked)
 
     async def close(self) -> None:
         """Write what the audit log still has to say about calls. Call it when all have ended."""
@@ -188,11 +171,7 @@ class MethodTable:
         return handler
 
 
-def _unobserved(_service: str, _name: str, handler: Any) -> Any:
-    return handler
-
-
-def _watch(health: Health, messages: Messages) -> Any:
+def _watch(health: Health, messages: Messages) -> Handle:
     async def watch(_: Any, context: Any) -> None:
         messages.call(context)
         try:
@@ -203,31 +182,22 @@ def _watch(health: Health, messages: Messages) -> Any:
             await context.write(response.SerializeToString())
         messages.ending(context)
 
-    return grpc.stream_stream_rpc_method_handler(watch)
+    return watch
 
 
-def _unary(service: GrpcService, name: str, made: Any, messages: Messages, gate: Gate) -> Any:
+def _unary(service: GrpcService, name: str, made: Any, messages: Messages, gate: Gate) -> Handle:
+    """Return a handler that takes and returns bytes. It turns a Failure into the status of its code."""
     method = service.methods[name]
     kind = GetMessageClass(service.descriptor.methods_by_name[name].input_type)
-
-    async def read(body: bytes) -> Any:
-        return parse(kind, body) if method.fields is None else await parse_counted(kind, body, method.fields)
-
-    async def allowed(request: Any, context: Any) -> Any:
-        check_message(gate, method.access, request, context)
-        return await method.call(made, request, context)
-
-    return grpc.stream_unary_rpc_method_handler(_handler(name, read, allowed, messages))
-
-
-def _handler(name: str, read: Callable[[bytes], Awaitable[Any]], call: _Call, messages: Messages) -> _Handler:
-    """Return a handler that takes and returns bytes for `call`. It turns a Failure into the status of its code."""
 
     async def handle(_: Any, context: Any) -> bytes:
         messages.call(context)
         try:
             body = await messages.read(context)
-            response = await call(await read(await messages.plain(body)), context)
+            plain = await messages.plain(body)
+            request = parse(kind, plain) if method.fields is None else await parse_counted(kind, plain, method.fields)
+            check_message(gate, method.access, request, context)
+            response = await method.call(made, request, context)
         except Failure as failure:
             await messages.refuse(context, failure)
         except (asyncio.CancelledError, grpc.aio.AbortError):

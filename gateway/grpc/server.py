@@ -18,7 +18,7 @@ from millstream.gateway.connection.tls_connection import TlsListener, tls_protoc
 from millstream.gateway.grpc.codec.messages import Messages
 from millstream.gateway.grpc.connections.fast_call import FastCall
 from millstream.gateway.grpc.connections.fast_connection import FastConnection, Parts
-from millstream.gateway.grpc.fast_infer import FastInfer, ObservedInfer
+from millstream.gateway.grpc.fast_infer import FastInfer
 from millstream.gateway.grpc.handlers import MethodTable
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http2.limits import Limits
@@ -79,7 +79,15 @@ class GrpcServer:
         self._connection = FastConnection if tls is None else tls_protocol(FastConnection, tls)
         messages = Messages(deps.receive_budget, deps.reply_budget, settings.request_bytes_max)
         self._table = MethodTable(deps, drain, messages)
-        infer = self._fast_infer(deps)
+        infer = FastInfer(
+            self._table.infer,
+            deps.gate,
+            deps.reply_budget,
+            settings.request_timeout_s_max,
+            self._table.count_infer,
+            deps.shared_buffers,
+            deps.observer,
+        )
         self._parts = Parts(
             self._table.find,
             deps.receive_budget,
@@ -107,11 +115,6 @@ class GrpcServer:
         self._listener: asyncio.Server | None = None
         self._checking: asyncio.Task[None] | None = None
         self.port = 0
-
-    def _fast_infer(self, deps: Deps) -> FastInfer:
-        table, timeout_s_max = self._table, deps.settings.request_timeout_s_max
-        parts = table.infer, deps.gate, deps.reply_budget, timeout_s_max, table.count_infer, deps.shared_buffers
-        return FastInfer(*parts) if deps.observer is None else ObservedInfer(deps.observer, *parts)
 
     @property
     def connections(self) -> int:

@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pool, message_factory
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-import millstream.gateway.grpc.methods.reflection
+import millstream.gateway.grpc.methods.service
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.stack import Stack, running_stack
@@ -97,13 +97,13 @@ async def services(channel: grpc.aio.Channel) -> list[str]:
 
 @pytest.mark.anyio
 async def test_an_idle_stream_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(millstream.gateway.grpc.methods.reflection, "IDLE_S", 600.0)
+    monkeypatch.setattr(millstream.gateway.grpc.methods.service, "IDLE_S", 600.0)
     async with Application(tmp_path, grpc_port=0).grpc_channel() as channel:
         call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
         await call.write(ASK(list_services=""))
         assert (await call.read()).HasField("list_services_response")
         # It waits for the second request already: the short time begins with the answer to that.
-        monkeypatch.setattr(millstream.gateway.grpc.methods.reflection, "IDLE_S", 0.05)
+        monkeypatch.setattr(millstream.gateway.grpc.methods.service, "IDLE_S", 0.05)
         await call.write(ASK(list_services=""))
         assert (await call.read()).HasField("list_services_response")
         assert await call.read() is grpc.aio.EOF

@@ -14,7 +14,7 @@ import typer
 
 import millstream
 from millstream.gateway.grpc.handlers import services as grpc_services
-from millstream.gateway.grpc.methods.reflection import described
+from millstream.gateway.grpc.methods.service import described
 from millstream.services.cli.app import full_app
 from millstream.services.metrics.catalogue import CATALOGUE
 from millstream.services.settings import SECRET_FILES, settings_class, variables

@@ -24,7 +24,7 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES, NUMPY, encode_elements
 
 #: datatype -> its field, and the numpy type of the field's elements; FP16 and BF16 have no field
-_FIELDS: dict[str, tuple[str, type[np.generic]]] = {
+FIELDS: dict[str, tuple[str, type[np.generic]]] = {
     "BOOL": ("bool_contents", np.bool_),
     "INT8": ("int_contents", np.int32),
     "INT16": ("int_contents", np.int32),
@@ -49,7 +49,7 @@ def tensor_of(plan: InputPlan, extent: Extent, contents: Any) -> InputTensor:
         if extent.elements:
             raise no_data(plan)
         return InputTensor(extent.shape, b"", 0)
-    field = "bytes_contents" if plan.datatype == BYTES else _FIELDS.get(plan.datatype, ("", None))[0]
+    field = "bytes_contents" if plan.datatype == BYTES else FIELDS.get(plan.datatype, ("", None))[0]
     if not field:
         raise invalid(f"{plan.datatype} data has no typed contents: send it in raw_input_contents{plan.where}")
     if len(contents_fields) > 1 or contents_fields[0][0] != field:
@@ -66,7 +66,7 @@ def no_data(plan: InputPlan) -> Exception:
 
 
 def _numbers(plan: InputPlan, values: Any) -> bytes:
-    dtype = _FIELDS[plan.datatype][1]
+    dtype = FIELDS[plan.datatype][1]
     # In pieces, since numpy holds the interpreter's lock while it iterates.
     pieces = [
         np.fromiter(values[at : at + _PIECE_ELEMENTS], dtype, min(_PIECE_ELEMENTS, len(values) - at))

@@ -40,12 +40,6 @@ def details(failure: Failure) -> str:
     return failure.message.encode("utf-8", "backslashreplace").decode()[:DETAILS_CHARACTERS_MAX]
 
 
-async def refuse(context: Any, failure: Failure) -> NoReturn:
-    """End the call with the status of `failure`. Raises grpc.aio.AbortError."""
-    await context.abort(*refusal(failure, REQUEST_ID.get()))
-    raise AssertionError("abort always raises")
-
-
 def refusal(failure: Failure, request_id: str) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
     """Return the status, message and metadata with which a call ends.
 
@@ -147,7 +141,8 @@ class Messages:
         before = BEFORE_REFUSAL.get()
         if before is not None:
             await before(failure)
-        await refuse(context, failure)
+        await context.abort(*refusal(failure, REQUEST_ID.get()))
+        raise AssertionError("abort always raises")
 
 
 def _ids(context: Any) -> tuple[str, bytes | None]:

@@ -18,7 +18,6 @@ from millstream.gateway.grpc.connections import message_framing
 from millstream.gateway.grpc.connections.call_head import ENCODINGS, CallHead, read_head
 from millstream.gateway.grpc.connections.fast_call import FastCall
 from millstream.gateway.grpc.connections.message_framing import Allocate
-from millstream.gateway.grpc.connections.observed_calls import address_of
 from millstream.gateway.http2.connection import Connection
 from millstream.gateway.http2.events import ConnectionEnded, DataReceived, Event, RequestStarted, StreamReset
 from millstream.gateway.http2.limits import Limits
@@ -90,8 +89,9 @@ class FastConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
         self._stall = WriteStallGuard(self.loop, transport, self.parts.stall_s_max)
-        self.peer = _peer(transport.get_extra_info("peername"))
-        self.address = self.reservation.caller = address_of(self.peer)
+        name = transport.get_extra_info("peername")
+        self.peer = _peer(name)
+        self.address = self.reservation.caller = name[0] if isinstance(name, tuple) else "unix"
         if len(self.parts.connections) >= self.parts.connections_max:
             transport.abort()
             return

@@ -9,6 +9,7 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
+from millstream.gateway.grpc.codec.decode import FIELDS
 from millstream.gateway.tensors.examples import Filled, Sample, Target, json_text, python_text, raw_element, samples
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.services.model.datatypes import BINARY_ONLY, BYTES
@@ -18,21 +19,6 @@ from millstream.services.model.signature import TensorSpec
 EXAMPLE_CHARACTERS_MAX = 1024
 SIGNATURE_CHARACTERS_MAX = 512
 MESSAGE_BYTES_MAX = 2048
-
-_FIELDS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    BYTES: "bytes_contents",
-}
 
 
 def advice_text(plans: InputPlans) -> str:
@@ -85,7 +71,7 @@ def _tensor(sample: Sample) -> dict[str, Any]:
 def _contents(sample: Sample) -> Mapping[str, Filled]:
     if sample.datatype == BYTES:
         return {"bytes_contents": sample.flat._replace(element=base64.b64encode(sample.element.encode()).decode())}
-    return {_FIELDS[sample.datatype]: sample.flat}
+    return {FIELDS[sample.datatype][0]: sample.flat}
 
 
 def _dims(spec: TensorSpec) -> str:

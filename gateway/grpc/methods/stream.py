@@ -19,7 +19,7 @@ from millstream.gateway.connection.budgets import ReplyPermit
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.grpc.codec.encode import FINAL, stream_response
 from millstream.gateway.grpc.codec.messages import COMPRESS_BYTES_MAX, Messages, details, parse_infer, set_compression
-from millstream.gateway.grpc.connections.observed_calls import ObservedCalls
+from millstream.gateway.grpc.guard import ObservedCalls
 from millstream.gateway.grpc.methods.infer import InferCalls
 from millstream.services.errors import Code, Failure
 from millstream.services.process.cancellation import cancel_all
@@ -67,7 +67,9 @@ class Stream:
         """
         messages = self._messages
         messages.call(context)
-        strict = ("triton_grpc_error", "true") in [(key, str(value).lower()) for key, value in _metadata(context)]
+        strict = ("triton_grpc_error", "true") in [
+            (key, str(value).lower()) for key, value in context.invocation_metadata() or ()
+        ]
         queue: asyncio.Queue[asyncio.Task[_Answer] | None] = asyncio.Queue(STREAM_REQUESTS_MAX)
         reading = asyncio.create_task(self._read(context, queue))
         answering: asyncio.Task[_Answer] | None = None
@@ -152,7 +154,3 @@ class Stream:
             response.infer_response.id = ""
         written: bytes = response.SerializeToString()
         return written
-
-
-def _metadata(context: Any) -> Any:
-    return context.invocation_metadata() or ()
