@@ -7,9 +7,7 @@ Source: RFC 9113, sections 3.4, 4.1 and 6.
 from __future__ import annotations
 
 import struct
-import sys
 from collections import deque
-from collections.abc import MutableSequence
 from enum import IntEnum
 
 from millstream.gateway.http2.events import ConnectionFault, ErrorCode
@@ -48,52 +46,101 @@ class Setting(IntEnum):
     MAX_HEADER_LIST_SIZE = 6
 
 
-class FrameReader:
-    """Cuts the bytes of one connection into frames.
+CUT_MAX = 256  # frames that are cut at once
+
+
+class ReceivedFrames:
+    """Cuts the bytes of one connection, behind the preface, into frames.
 
     The payload of DATA longer than FRAME_BYTES_MAX is passed on as it arrives, as if the client had sent shorter
-    frames. Other frames are held until they are complete.
+    frames. Other frames are held until they are complete. DATA frames of one stream that come together are passed on as
+    one, as if the client had sent a longer one: most libraries send frames of 16 KiB, however large the limit is. Short
+    ones stay as they are, so that they count.
 
     Args:
         data_bytes_max: limit on the payload of DATA.
         bytes_max: limit on that of other frames, if it is lower.
-        joins: whether DATA frames of one stream that come together are passed on as one, as if the client had sent a
-            longer one: most libraries send frames of 16 KiB, however large the limit is. Short ones stay as they are,
-            so that they count.
     """
 
-    __slots__ = ("_bytes_max", "_data_bytes_max", "_flags", "_held", "_joins", "_left", "_stream", "_tail", "more")
+    __slots__ = (
+        "_bytes_max",
+        "_data_bytes_max",
+        "_fault",
+        "_flags",
+        "_frames",
+        "_held",
+        "_left",
+        "_more",
+        "_stream",
+        "_tail",
+        "preface",
+    )
 
-    def __init__(
-        self, data_bytes_max: int = FRAME_BYTES_MAX, bytes_max: int = FRAME_BYTES_MAX, *, joins: bool = False
-    ) -> None:
-        self._joins = joins
+    def __init__(self, data_bytes_max: int, bytes_max: int) -> None:
+        self.preface = PREFACE  # what is still to arrive of it
         self._data_bytes_max = data_bytes_max
         self._bytes_max = min(bytes_max, data_bytes_max)
+        self._frames: deque[Frame] = deque()
+        self._fault: ConnectionFault | None = None  # of what follows these frames
         self._held = b""
         self._left = 0  # what is to be passed on of a long frame, with these:
         self._stream = 0
         self._flags = 0
         self._tail = b""  # what then stands for the head of the rest
-        self.more = False  # complete frames may be held
+        self._more = False  # complete frames may be held
+
+    def __bool__(self) -> bool:
+        """Whether complete frames wait, or a fault behind them."""
+        return bool(self._frames or self._more or self._fault)
 
     @property
     def partial(self) -> bool:
         """Whether a frame is incomplete."""
         return bool(self._held or self._left)
 
-    def read(self, data: bytes, frames: MutableSequence[Frame], count_max: int = sys.maxsize) -> None:
-        """Append the frames that are complete with `data`, and parts of long DATA, to `frames`.
+    def add(self, data: bytes) -> None:
+        """Add received bytes."""
+        try:
+            self._cut(self._after_preface(data) if self.preface else data)
+        except ConnectionFault as fault:
+            self._fault = fault
 
-        Stops at `count_max` frames: while `more` is true, a call without data continues. Raises ConnectionFault at a
-        frame over the limit; the frames before it are appended.
+    def take(self) -> Frame | None:
+        """Return the next frame; None: it is not complete. Raises ConnectionFault behind the last frame before it."""
+        if not self._frames:
+            if self._fault is not None:
+                raise self._fault
+            if not self._more:
+                return None
+            self.add(b"")
+            return self.take()
+        return self._frames.popleft()
+
+    def clear(self) -> None:
+        """Drop what is held."""
+        self._frames.clear()
+        self._held, self._left, self._more = b"", 0, False
+        self._fault = None
+
+    def _after_preface(self, data: bytes) -> bytes:
+        size = min(len(data), len(self.preface))
+        if data[:size] != self.preface[:size]:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
+        self.preface = self.preface[size:]
+        return data[size:]
+
+    def _cut(self, data: bytes) -> None:
+        """Queue the frames that are complete with `data`, and parts of long DATA, up to CUT_MAX.
+
+        Raises ConnectionFault at a frame over the limit; the frames before it are queued.
         """
+        frames = self._frames
         if self._left:
-            data = self._pass_on(data, 0, frames)
+            data = self._pass_on(data, 0)
         elif self._held:
             data = self._held + data
         at, end = 0, len(data)
-        while end - at >= HEAD_BYTES and len(frames) < count_max:
+        while end - at >= HEAD_BYTES and len(frames) < CUT_MAX:
             high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
             size = high << 8 | low
             stream &= STREAM_ID_MAX
@@ -104,26 +151,20 @@ class FrameReader:
                     begin = self._begin_long(data, at + HEAD_BYTES, size, flags, stream)
                     if begin > end:
                         break
-                    data = self._pass_on(data, begin, frames)
+                    data = self._pass_on(data, begin)
                     at, end = 0, len(data)
                     continue
             last = at + HEAD_BYTES + size
             if last > end:
                 break
-            if kind == DATA and size >= JOINED_BYTES_MIN and end - last > size and self._joins and not flags:
+            if kind == DATA and size >= JOINED_BYTES_MIN and end - last > size and not flags:
                 at, frame = _joined(data, at, stream)
                 frames.append(frame)
                 continue
             frames.append((kind, flags, stream, data[at + HEAD_BYTES : last]))
             at = last
-        self.more = len(frames) >= count_max
+        self._more = len(frames) >= CUT_MAX
         self._held = data[at:]
-
-    def clear(self) -> None:
-        """Drop what is held."""
-        self._held = b""
-        self._left = 0
-        self.more = False
 
     def _begin_long(self, data: bytes, at: int, size: int, flags: int, stream: int) -> int:
         """Begin to pass on a long DATA frame, and return the position of its content; nothing begins beyond `data`.
@@ -141,13 +182,13 @@ class FrameReader:
             at += 1
         return at
 
-    def _pass_on(self, data: bytes, at: int, frames: MutableSequence[Frame]) -> bytes:
-        """Append what there is of the content of a long DATA frame at `at`, and return what follows it."""
+    def _pass_on(self, data: bytes, at: int) -> bytes:
+        """Queue what there is of the content of a long DATA frame at `at`, and return what follows it."""
         size = min(self._left, len(data) - at)
         self._left -= size
         if size:
             flags = self._flags & ~END_STREAM if self._left else self._flags
-            frames.append((DATA, flags, self._stream, data[at : at + size]))
+            self._frames.append((DATA, flags, self._stream, data[at : at + size]))
         rest = data[at + size :]
         return rest if self._left else self._tail + rest
 
@@ -219,68 +260,6 @@ def header_block(flags: int, payload: bytes) -> bytes:
     if len(block) < PRIORITY_BYTES:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS end within their priority")
     return block[PRIORITY_BYTES:]
-
-
-CUT_MAX = 256  # frames that are cut at once
-
-
-class ReceivedFrames:
-    """A queue of frames, behind the preface.
-
-    Args:
-        data_bytes_max: limit on the payload of DATA.
-        bytes_max: limit on that of other frames.
-    """
-
-    __slots__ = ("_fault", "_frames", "_reader", "preface")
-
-    def __init__(self, data_bytes_max: int, bytes_max: int) -> None:
-        self.preface = PREFACE  # what is still to arrive of it
-        self._reader = FrameReader(data_bytes_max, bytes_max, joins=True)
-        self._frames: deque[Frame] = deque()
-        self._fault: ConnectionFault | None = None  # of what follows these frames
-
-    def __bool__(self) -> bool:
-        """Whether complete frames wait, or a fault behind them."""
-        return bool(self._frames or self._reader.more or self._fault)
-
-    @property
-    def partial(self) -> bool:
-        """Whether a frame is incomplete."""
-        return self._reader.partial
-
-    def add(self, data: bytes) -> None:
-        """Add received bytes."""
-        try:
-            if self.preface:
-                data = self._after_preface(data)
-            self._reader.read(data, self._frames, CUT_MAX)
-        except ConnectionFault as fault:
-            self._fault = fault
-
-    def _after_preface(self, data: bytes) -> bytes:
-        size = min(len(data), len(self.preface))
-        if data[:size] != self.preface[:size]:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
-        self.preface = self.preface[size:]
-        return data[size:]
-
-    def take(self) -> Frame | None:
-        """Return the next frame; None: it is not complete. Raises ConnectionFault behind the last frame before it."""
-        if not self._frames:
-            if self._fault is not None:
-                raise self._fault
-            if not self._reader.more:
-                return None
-            self.add(b"")
-            return self.take()
-        return self._frames.popleft()
-
-    def clear(self) -> None:
-        """Drop all frames."""
-        self._frames.clear()
-        self._reader.clear()
-        self._fault = None
 
 
 _SETTING = struct.Struct(">HI")

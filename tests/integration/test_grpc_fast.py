@@ -24,11 +24,11 @@ from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http2 import frames
 from millstream.gateway.http2.connection import TURN_WORK_MAX, Connection
 from millstream.gateway.http2.events import ErrorCode
-from millstream.gateway.http2.frames import Frame, FrameReader, Setting, frame
+from millstream.gateway.http2.frames import Frame, Setting, frame
 from millstream.services.metrics.catalogue import GRPC_CALLS
 from tests.kit.application import Application
 from tests.kit.grpc_library import LibraryServer
-from tests.kit.http2_peer import GREETING
+from tests.kit.http2_peer import GREETING, PlainReader
 
 WAIT_S = 120.0
 SERVICE = "/inference.GRPCInferenceService/"
@@ -78,7 +78,7 @@ class Client:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._frames = FrameReader()
+        self._frames = PlainReader()
         self._encoder, self._decoder = Encoder(), Decoder()
         self.received: list[Frame] = []
         self.fields: dict[int, dict[str, str]] = {}

@@ -24,13 +24,13 @@ from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.grpc.connections.message_framing import prefix
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http2 import frames
-from millstream.gateway.http2.frames import FrameReader, frame
+from millstream.gateway.http2.frames import frame
 from millstream.gateway.listeners import shared_port_protocol
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.certificates import Authority
 from tests.kit.handlers import Echo
-from tests.kit.http2_peer import GREETING
+from tests.kit.http2_peer import GREETING, PlainReader
 from tests.kit.ports import free_port
 from tests.kit.stack import Stack, running_stack
 from tests.kit.tools import program
@@ -112,7 +112,7 @@ async def connected(port: int) -> AsyncIterator[Wire]:
 
 async def replies(wire: Wire) -> list[frames.Frame]:
     """Return the frames up to the end of the reply to stream 1."""
-    reader, found = FrameReader(), list[frames.Frame]()
+    reader, found = PlainReader(), list[frames.Frame]()
     async with asyncio.timeout(WAIT_S):
         while not any(flags & frames.END_STREAM for kind, flags, _, _ in found if kind == frames.HEADERS):
             data = await wire.reader.read(65536)

@@ -11,7 +11,7 @@ from hpack import Decoder, Encoder
 from millstream.gateway.http2 import frames
 from millstream.gateway.http2.connection import Connection
 from millstream.gateway.http2.events import ConnectionEnded, DataReceived, ErrorCode, Event
-from millstream.gateway.http2.frames import Frame, FrameReader, frame
+from millstream.gateway.http2.frames import Frame, frame
 from millstream.gateway.http2.header_blocks import Headers, check_request
 from millstream.gateway.http2.limits import Limits
 
@@ -25,6 +25,25 @@ def interpret(headers: Headers) -> Headers:
     return headers
 
 
+class PlainReader:
+    """Cuts bytes into the frames that they are."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def read(self, data: bytes, found: list[Frame]) -> None:
+        """Append the frames that are complete with `data`."""
+        data = self._held + data
+        while len(data) >= frames.HEAD_BYTES:
+            end = frames.HEAD_BYTES + int.from_bytes(data[:3])
+            if len(data) < end:
+                break
+            stream = int.from_bytes(data[5:9]) & frames.STREAM_ID_MAX
+            found.append((data[3], data[4], stream, data[frames.HEAD_BYTES : end]))
+            data = data[end:]
+        self._held = data
+
+
 class Peer:
     """A connection and its client. `now` is the time of both."""
 
@@ -33,7 +52,7 @@ class Peer:
         self.connection: Connection[Headers] = Connection(interpret, limits or Limits(), self.now)
         self.encoder = Encoder()
         self.decoder = Decoder()
-        self._reader = FrameReader(1 << 24)
+        self._reader = PlainReader()
         if greet:
             assert self.send(GREETING, frame(frames.SETTINGS, frames.ACK, 0)) == []
             self.sent()

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from millstream.gateway.http2 import frames
 from millstream.gateway.http2.events import ConnectionFault, DataReceived, ErrorCode, RequestStarted, StreamReset
-from millstream.gateway.http2.frames import Frame, FrameReader, frame
+from millstream.gateway.http2.frames import FRAME_BYTES_MAX, Frame, ReceivedFrames, frame
 from millstream.gateway.http2.header_blocks import encode
 from millstream.gateway.http2.limits import Limits
 from millstream.gateway.http2.stream import CLOSED_FIRST_MAX, ClosedStreams
-from tests.kit.http2_peer import GREETING, REQUEST, Peer, ended_with, of_kind, resets
+from tests.kit.http2_peer import GREETING, REQUEST, Peer, PlainReader, ended_with, of_kind, resets
 
 SETTINGS_ACK = frame(frames.SETTINGS, frames.ACK, 0)
 WORD = struct.Struct(">I")
@@ -373,6 +373,12 @@ def test_6_5_2_the_largest_frame_is_offered_and_read():
     assert events == [DataReceived(1, bytes(LIMITS.frame_bytes_max), True)]
 
 
+def behind_preface(data_bytes_max: int) -> ReceivedFrames:
+    reader = ReceivedFrames(data_bytes_max, FRAME_BYTES_MAX)
+    reader.add(frames.PREFACE)
+    return reader
+
+
 @pytest.mark.parametrize("padding", [None, 0, 1, 255])
 @pytest.mark.parametrize("flags", [0, frames.END_STREAM])
 @pytest.mark.parametrize("step", [1, 1000, 16384, 30_000])
@@ -382,10 +388,11 @@ def test_6_1_long_data_is_passed_on_as_it_arrives(padding, flags, step):
     if padding is not None:
         padded = bytes((padding,)) + content + bytes(padding)
         sent = frame(frames.DATA, flags | frames.PADDED, 1, padded)
-    reader, read = FrameReader(1 << 20), list[Frame]()
+    reader, read = behind_preface(1 << 20), list[Frame]()
     sent += frame(frames.PING, 0, 0, bytes(8))
     for at in range(0, len(sent), step):
-        reader.read(sent[at : at + step], read)
+        reader.add(sent[at : at + step])
+        read += iter(reader.take, None)
         assert at < 1000 or any(kind == frames.DATA for kind, *_ in read)  # it is not held until it is complete
 
     assert read.pop() == (frames.PING, 0, 0, bytes(8))
@@ -418,17 +425,14 @@ def test_joined_data_means_what_its_frames_mean(sent, cuts, count_max):
         frame(kind, flags, stream, bytes((at % 251,)) * size) for at, (kind, flags, stream, size) in enumerate(sent)
     )
     plain, joined = list[Frame](), list[Frame]()
-    FrameReader().read(data, plain)
-    reader, rest = FrameReader(joins=True), data
-    for cut in [*cuts, len(data)]:
-        found = list[Frame]()
-        reader.read(rest[:cut], found, count_max)
-        rest = rest[cut:]
-        while reader.more:
-            joined += found
-            found = []
-            reader.read(b"", found, count_max)
-        joined += found
+    PlainReader().read(data, plain)
+    reader, rest = behind_preface(FRAME_BYTES_MAX), data
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "CUT_MAX", count_max)
+        for cut in [*cuts, len(data)]:
+            reader.add(rest[:cut])
+            rest = rest[cut:]
+            joined += iter(reader.take, None)
 
     assert not reader.partial
     assert len(joined) <= len(plain)
