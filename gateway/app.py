@@ -19,10 +19,9 @@ from millstream.gateway.admin import routes_server as admin
 from millstream.gateway.connection.infer_handler import METHOD
 from millstream.gateway.http import operation
 from millstream.gateway.http.adapter import Adapter, Place
-from millstream.gateway.http.auth import authorize_by, bearer, platform_of
+from millstream.gateway.http.auth import CallMiddleware, authorize_by, bearer, platform_of
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import ErrorFormats, ErrorReplies, documented
-from millstream.gateway.http.middleware import CallMiddleware
 from millstream.gateway.http.openapi import OPEN
 from millstream.gateway.http.openapi_document import complete
 from millstream.gateway.observing.observed_http import ObservedApp

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import uvicorn
 
 from millstream.gateway.app import build_app, served_adapters
-from millstream.gateway.connection.cors import with_cors
+from millstream.gateway.connection.cors import Cors
 from millstream.gateway.connection.fast_path import ConnectionContext, fast_path_protocol
 from millstream.gateway.connection.foreign_protocol import PLAIN_GRPC, PLAIN_HTTP, Foreign, ForeignLog
 from millstream.gateway.connection.request_head import PathCache
@@ -83,6 +83,7 @@ def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protoc
         gateway.http_counts,
         gateway.access.gate,
         gateway.access.browser_guard,
+        Cors(settings.cors_origin_list) if settings.cors_origin_list else None,
         gateway.budgets.shared_buffers,
         PathCache(path for one in served_adapters(settings) for _, path in one.access if "{" not in path),
     )
@@ -95,7 +96,7 @@ def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protoc
         settings.client_stall_s_max,
         context,
     )
-    return with_observer(with_cors(protocol, settings.cors_origin_list), gateway.recorder.observer)
+    return with_observer(protocol, gateway.recorder.observer)
 
 
 class _HandedOver(ConnectionError):

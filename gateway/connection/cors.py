@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from millstream.gateway.connection.error_reply import JSON, error_body
 from millstream.services.allowed_hosts import ANY
@@ -27,8 +27,6 @@ _MAX_AGE_S = b"600"  # for which a browser may keep the answer to a preflight
 _VARY = (b"vary", b"Origin")
 #: header names in a preflight; others are not allowed, nor is a list that is longer
 _NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,1024}")
-
-_Protocol = TypeVar("_Protocol", bound=type)
 
 
 class Cors:
@@ -86,11 +84,3 @@ async def _reply(send: Any, status: int, headers: Headers, body: bytes) -> None:
     length = [] if status == 204 else [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": [*length, *headers]})
     await send({"type": "http.response.body", "body": body})
-
-
-def with_cors(protocol: _Protocol, origins: Sequence[str]) -> _Protocol:
-    """Return the protocol class of a server whose replies pages of `origins` may read; without origins, `protocol`."""
-    if not origins:
-        return protocol
-    made: _Protocol = type(protocol.__name__, (protocol,), {"cors": Cors(origins)})  # type: ignore[assignment]
-    return made

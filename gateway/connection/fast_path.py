@@ -65,6 +65,7 @@ from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.bounded_protocol import too_many_connections, too_slow
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
+from millstream.gateway.connection.cors import Cors
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.foreign_protocol import ForeignLog
 from millstream.gateway.connection.http_counts import HttpCounts
@@ -145,6 +146,7 @@ class ConnectionContext:
     http_counts: HttpCounts = field(default_factory=lambda: HttpCounts(MetricsRegistry(None, "uncounted")))
     gate: Gate = field(default_factory=Gate)  # checks the keys of requests
     browser_guard: BrowserGuard = field(default_factory=BrowserGuard)  # refuses calls of web pages of other origins
+    cors: Cors | None = None  # lets web pages of other origins read replies; None: no page
     shared_buffers: SharedBuffers | None = None  # takes large binary bodies; None: there is no shared memory
     paths: PathCache = field(default_factory=PathCache)  # tells infer posts by their URLs
 

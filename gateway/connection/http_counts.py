@@ -25,13 +25,15 @@ class HttpCounts:
 
     def __init__(self, registry: MetricsRegistry) -> None:
         self._registry = registry
-        self._counters: dict[tuple[str, str, int], Counter] = {}
-        self.infer_ok = tuple(self._counter(route, "POST", 200).cell() for route in (INFER_ROUTE, INFER_VERSION_ROUTE))
+        self._counters: dict[tuple[str, ...], Counter] = {}
+        self.infer_ok = tuple(
+            self._counter(route, "POST", "200").cell() for route in (INFER_ROUTE, INFER_VERSION_ROUTE)
+        )
 
     def add(self, route: str | None, method: str, status: int) -> None:
         """Count a reply. `route` None: no route has the path."""
-        counter = self._counters.get((route or OTHER, method, status))
-        (counter or self._counter(route or OTHER, method, status)).add()
+        known = method if method in _METHODS else OTHER
+        self._counter(route or OTHER, known, str(status) if status in _STATUSES else OTHER).add()
 
     def add_infer(self, path: InferPath, status: int) -> None:
         """Count a reply of the fast path; the path ("", None) is of a request whose head was refused."""
@@ -41,11 +43,8 @@ class HttpCounts:
         else:
             self.add(INFER_ROUTE if version is None else INFER_VERSION_ROUTE, "POST", status)
 
-    def _counter(self, route: str, method: str, status: int) -> Counter:
-        """Return a counter; it is kept for the next reply if the key is one of a bounded number."""
-        known = method in _METHODS and status in _STATUSES
-        labels = route, method if method in _METHODS else OTHER, str(status) if status in _STATUSES else OTHER
-        counter = self._registry.counter(HTTP_REQUESTS, *labels)
-        if known:
-            self._counters[route, method, status] = counter
+    def _counter(self, *labels: str) -> Counter:
+        counter = self._counters.get(labels)
+        if counter is None:
+            counter = self._counters[labels] = self._registry.counter(HTTP_REQUESTS, *labels)
         return counter

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -90,12 +90,6 @@ class TlsTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self._waiting_bytes + self._tcp.get_write_buffer_size()
 
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._tcp.get_write_buffer_limits()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._tcp.set_write_buffer_limits(high, low)
-
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._ending or not data or self._tcp.is_closing():
             return
@@ -105,9 +99,6 @@ class TlsTransport(asyncio.Transport):
             self._waiting.append(memoryview(data).cast("B"))
             self._waiting_bytes += len(data)
             self._send_waiting()
-
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
         return True

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from millstream.gateway.access.principal import CALLER
 from millstream.gateway.connection.infer_handler import EXCHANGE, HttpReply, InferHeaders
+from millstream.gateway.http.adapter import versioned
 from millstream.gateway.http.body import disconnected, read_body
 from millstream.gateway.http.deps import DepsOf
 from millstream.gateway.http.errors import documented
@@ -26,7 +27,6 @@ from millstream.gateway.http.openapi import (
     ref,
     request_body,
 )
-from millstream.gateway.http.versioned import versioned
 from millstream.gateway.observing.finished import TICKETS
 from millstream.gateway.v2.schemas import InferReply, InferRequest
 from millstream.services.process.request_id import TRACE

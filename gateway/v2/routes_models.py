@@ -8,11 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from millstream.gateway.catalog.snapshot import ModelView, VersionView, version_number, visible
-from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
+from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag, versioned
 from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import ref, reply
-from millstream.gateway.http.versioned import versioned
 from millstream.gateway.v2 import routes_infer, schemas
 from millstream.gateway.v2.schemas import ModelMetadata, ModelNames, ModelReady, ServerLive, ServerMetadata, ServerReady
 from millstream.services.access.scopes import LIST, Need, Row

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from millstream.gateway.app import build_app
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
-from millstream.gateway.connection.cors import with_cors
+from millstream.gateway.connection.cors import Cors
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fast_path import ConnectionContext, fast_path_protocol
 from millstream.services.settings import Settings
@@ -38,12 +38,12 @@ async def ports_of(home: Path, origins: list[str]) -> AsyncIterator[tuple[int, i
     echo = Echo()
     application = Application(home, request_bytes_max=BODY_BYTES_MAX, cors_origins=",".join(origins))
     app = build_app(dataclasses.replace(application.app.state.deps, infer=echo))
-    context = ConnectionContext(browser_guard=application.browser_guard)
+    cors = Cors(origins) if origins else None
+    context = ConnectionContext(browser_guard=application.browser_guard, cors=cors)
     lane = fast_path_protocol(echo, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30), context=context)
-    async with (
-        serving(app, with_cors(lane, origins)) as fast,
-        serving(app, with_cors(asgi_protocol(Drain(), 100), origins)) as plain,
-    ):
+    routes_alone = asgi_protocol(Drain(), 100)
+    routes_alone.cors = cors
+    async with serving(app, lane) as fast, serving(app, routes_alone) as plain:
         yield fast.port, plain.port
 
 

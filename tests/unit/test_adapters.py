@@ -13,9 +13,8 @@ from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel
 
 from millstream.gateway import app as application
-from millstream.gateway.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.http.adapter import Adapter, Routes, Tag, versioned
 from millstream.gateway.http.errors import ErrorFormat, FormattedError, documented
-from millstream.gateway.http.versioned import versioned
 from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import Failure, invalid
 from tests.kit.application import Application

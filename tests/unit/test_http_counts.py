@@ -62,7 +62,7 @@ def test_methods_and_statuses_of_callers_make_no_series() -> None:
         counts.add(None, f"M{number}", 404)
         counts.add("/metrics", "GET", 600 + number)
     assert counted(registry) == {("other", "other", "404"): 1000, ("/metrics", "GET", "other"): 1000}
-    assert len(counts._counters) == 2  # of the fast path; the others are not kept
+    assert len(counts._counters) == 4  # two of the fast path, and one for all that callers make up of each path
 
 
 @pytest.mark.plugins

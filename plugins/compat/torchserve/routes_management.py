@@ -18,11 +18,11 @@ from millstream.gateway.admin import routes_models as admin_models
 from millstream.gateway.admin.removal import remove_version
 from millstream.gateway.admin.upload import Upload, content, locate, receive, wait_until_ready
 from millstream.gateway.catalog.snapshot import ModelView, VersionView, name_excerpt, visible
+from millstream.gateway.http.adapter import versioned
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body, list_of, ref, reply
-from millstream.gateway.http.versioned import versioned
 from millstream.plugins.compat.torchserve import documents
 from millstream.plugins.compat.torchserve.schemas import (
     DescribedVersion,

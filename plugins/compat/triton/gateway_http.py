@@ -11,11 +11,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
+from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag, versioned
 from millstream.gateway.http.deps import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import ref, reply
-from millstream.gateway.http.versioned import versioned
 from millstream.gateway.v2.routes_models import INFERENCE, VERSIONED
 from millstream.plugins.compat.triton import routes_generate, routes_repository, routes_shared_memory, routes_trace
 from millstream.plugins.compat.triton.gateway import Triton

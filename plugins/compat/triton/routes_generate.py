@@ -6,11 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from millstream.gateway.http.adapter import versioned
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import content, json_body, ref, reply
-from millstream.gateway.http.versioned import versioned
 from millstream.gateway.scheduling.caller import infer_arrays
 from millstream.gateway.tensors.examples import generate_body
 from millstream.gateway.tensors.input_plans import InputPlans

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.grpc.codec.decode import GrpcDecoder
-from millstream.gateway.grpc.methods.example import MESSAGE_BYTES_MAX, advice_text, with_advice
+from millstream.gateway.grpc.methods.infer import MESSAGE_BYTES_MAX, advice_text, with_advice
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.examples import BodyWriter, generate_body, infer_body, rows_body, samples, value_body
 from millstream.gateway.tensors.input_plans import InputPlans
