@@ -56,8 +56,10 @@ def internal_failure(operation: str, error: Exception) -> Failure:
 
 
 def error_body(message: str, advice: Mapping[str, Any] | None = None) -> bytes:
-    """Return the JSON body of an error. Lone surrogates in `message`, which may quote a request, are escaped.
+    """Return the JSON body of an error. `advice`: more members of the document."""
+    return orjson.dumps({"error": unicode_text(message), **(advice or {})})
 
-    `advice`: more members of the document.
-    """
-    return orjson.dumps({"error": message.encode("utf-8", "backslashreplace").decode(), **(advice or {})})
+
+def unicode_text(message: str) -> str:
+    """Return `message`. It may quote a request, so lone surrogates are escaped."""
+    return message.encode("utf-8", "backslashreplace").decode()

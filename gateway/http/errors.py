@@ -101,11 +101,6 @@ CODE_OF_STATUS: dict[int, Code] = {
 }
 
 
-def unicode_text(message: str) -> str:
-    """Return `message`. It may quote a request, so lone surrogates are escaped."""
-    return message.encode("utf-8", "backslashreplace").decode()
-
-
 _NO_ROUTE = "Not Found"  # the framework's detail of a path without a route
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 

@@ -63,15 +63,18 @@ def read_options(
         except UnicodeEncodeError:
             raise invalid("Unable to parse 'id': the string is not valid Unicode") from None
     parameters = document.get("parameters")
-    binary_default, timeout_s, priority = (False, None, 0) if parameters is None else _read_parameters(parameters)
+    binary_default, timeout_s, priority = (False, None, 0) if parameters is None else read_parameters(parameters)
     requested = document.get("outputs")
     output_options: dict[int, OutputOption] = {}
     wanted = None if requested is None else _read_outputs(requested, outputs, model, extensions, output_options)
     return Options(rows, request_id, wanted, binary_default, timeout_s, priority, output_options or None)
 
 
-def _read_parameters(value: object) -> tuple[bool, float | None, int]:
-    """Return (binary_data_output, timeout in seconds, priority). Custom parameters may be any scalar."""
+def read_parameters(value: object) -> tuple[bool, float | None, int]:
+    """Return (binary_data_output, timeout in seconds, priority). Custom parameters may be any scalar.
+
+    Raises Failure: INVALID, UNSUPPORTED for sequences.
+    """
     parameters = expect_parameters(value)
     binary_default = False
     timeout_us = priority = 0
@@ -120,12 +123,20 @@ def _read_outputs(
         where = f" for output '{name}'"
         parameters = expect_parameters(item.get("parameters"), where)
         chosen[index] = expect_boolean(parameters.get("binary_data") or False, "binary_data", where)
-        if "classification" in parameters or "shared_memory_region" in parameters:
-            classes = expect_unsigned(parameters.get("classification") or 0, "classification", where)
-            option = extensions.option(index, classes, read_span(parameters, where))
-            if option is not None:
-                output_options[index] = option
+        option = read_output_option(parameters, index, extensions, where)
+        if option is not None:
+            output_options[index] = option
     return list(chosen.items()) or None  # an empty list requests all outputs
+
+
+def read_output_option(
+    parameters: dict[str, Any], index: int, extensions: Extensions, where: str
+) -> OutputOption | None:
+    """Return how an output is sent that is not sent as a plain tensor. Raises Failure."""
+    if "classification" not in parameters and "shared_memory_region" not in parameters:
+        return None
+    classes = expect_unsigned(parameters.get("classification") or 0, "classification", where)
+    return extensions.option(index, classes, read_span(parameters, where))
 
 
 def read_span(parameters: dict[str, Any], where: str) -> Span | None:

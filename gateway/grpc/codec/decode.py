@@ -19,8 +19,8 @@ from millstream.gateway.tensors.inputs import Extent, InputPlan, InputTensor
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.named_columns import columns_given, from_columns, plans_of_columns
 from millstream.gateway.tensors.output_options import Extensions, OutputOption
-from millstream.gateway.v2.options import ID_CHARACTERS_MAX, SEQUENCE_PARAMETERS, read_span
-from millstream.services.errors import Code, Failure, invalid
+from millstream.gateway.v2.options import ID_CHARACTERS_MAX, read_output_option, read_parameters, read_span
+from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES, NUMPY, encode_elements
 
 #: datatype -> its field, and the numpy type of the field's elements; FP16 and BF16 have no field
@@ -88,78 +88,23 @@ def _miscounted(plan: InputPlan, extent: Extent, count: int) -> Exception:
     return invalid(f"expected {extent.elements} strings in 'bytes_contents', got {count}{plan.where}")
 
 
-_INTEGER = ("int64_param",)
-_STRING = ("string_param",)
-_BOOLEAN = ("bool_param",)
-#: name -> fields that may hold it. Parameters of other names are for the model, and are not checked.
-_REQUEST = {
-    "priority": ("int64_param", "uint64_param"),
-    "timeout": _INTEGER,
-    "sequence_id": ("int64_param", "string_param"),
-    "sequence_start": _BOOLEAN,
-    "sequence_end": _BOOLEAN,
-    "triton_enable_empty_final_response": _BOOLEAN,
-}
-_TENSOR = {
-    "classification": _INTEGER,
-    "content_type": _STRING,
-    "shared_memory_region": _STRING,
-    "shared_memory_byte_size": _INTEGER,
-    "shared_memory_offset": _INTEGER,
-}
+def scalars(parameters: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Return parameters with their values. Raises Failure(INVALID) for one that has none."""
+    values = {}
+    for name, parameter in parameters.items():
+        field = parameter.WhichOneof("parameter_choice")
+        if field is None:
+            raise invalid(f"parameter '{excerpt(name)}' must be a string, a number or a boolean{where}")
+        values[name] = getattr(parameter, field)
+    return values
 
 
 def read_request_options(parameters: Mapping[str, Any]) -> RequestOptions:
     """Return the options in a request's parameters. Raises Failure: INVALID, UNSUPPORTED for sequences."""
-    timeout_us = priority = 0
-    for name, parameter in parameters.items():
-        fields = _REQUEST.get(name)
-        if fields is None:
-            if name.startswith("triton_"):
-                raise invalid(
-                    "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
-                )
-            if parameter.WhichOneof("parameter_choice") is None:
-                raise invalid(f"parameter '{excerpt(name)}' must be a string, a number or a boolean")
-            continue
-        value = _value(name, parameter, fields)
-        if name in SEQUENCE_PARAMETERS:
-            if value:
-                raise Failure(Code.UNSUPPORTED, f"sequences are not supported: leave out the parameter '{name}'")
-        elif name == "timeout":
-            timeout_us = _not_negative(name, value)
-        elif name == "priority":
-            priority = _not_negative(name, value)
-    if not timeout_us and not priority:
-        return DEFAULT_OPTIONS
-    return RequestOptions(timeout_us / 1e6 if timeout_us else None, priority)
-
-
-def read_tensor(parameters: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the known parameters of an input or output. Raises Failure(INVALID) for a value of another type."""
-    values: dict[str, Any] = {}
-    for name, parameter in parameters.items():
-        fields = _TENSOR.get(name)
-        if fields is None:
-            continue
-        value = _value(name, parameter, fields, where)
-        if name == "classification" and value <= 0:
-            raise invalid(f"invalid value for 'classification' parameter, expected a number above 0{where}")
-        values[name] = value if fields is _STRING else _not_negative(name, value, where)
-    return values
-
-
-def _value(name: str, parameter: Any, fields: tuple[str, ...], where: str = "") -> Any:
-    field = parameter.WhichOneof("parameter_choice")
-    if field not in fields:
-        raise invalid(f"invalid value type for '{name}' parameter, expected {' or '.join(fields)}.{where}")
-    return getattr(parameter, field)
-
-
-def _not_negative(name: str, value: int, where: str = "") -> int:
-    if value < 0:
-        raise invalid(f"the parameter '{name}' should be at least 0, got {value}{where}")
-    return value
+    values = scalars(parameters)
+    values.pop("triton_enable_empty_final_response", None)  # each request of a stream has one reply, which is the last
+    _, timeout_s, priority = read_parameters(values)
+    return RequestOptions(timeout_s, priority) if timeout_s or priority else DEFAULT_OPTIONS
 
 
 class GrpcCall(NamedTuple):
@@ -233,7 +178,7 @@ class GrpcDecoder:
                 if rows >= 0:
                     raise plans.rows_differ(plan)
                 rows = extent.rows
-            parameters = read_tensor(item.parameters, plan.where) if item.parameters else {}
+            parameters = scalars(item.parameters, plan.where) if item.parameters else {}
             span = read_span(parameters, plan.where) if parameters else None
             if span is not None:
                 if item.HasField("contents") and item.contents.ByteSize():
@@ -270,10 +215,7 @@ class GrpcDecoder:
                 raise invalid(f"output '{item.name}' already exists in request")
             if item.parameters:
                 where = f" for output '{item.name}'"
-                parameters = read_tensor(item.parameters, where)
-                option = self._extensions.option(
-                    index, parameters.get("classification", 0), read_span(parameters, where)
-                )
+                option = read_output_option(scalars(item.parameters, where), index, self._extensions, where)
                 if option is not None:
                     output_options[index] = option
             requested[index] = None

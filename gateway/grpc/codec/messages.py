@@ -18,7 +18,7 @@ from grpc.aio import EOF
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget, ReplyPermit
-from millstream.gateway.connection.error_reply import too_large
+from millstream.gateway.connection.error_reply import too_large, unicode_text
 from millstream.gateway.grpc.codec import parse_cost
 from millstream.gateway.http.compression import choose_encoding, decompress
 from millstream.gateway.scheduling.request import FORM, FORM_HEADER
@@ -36,8 +36,8 @@ _STATUS = {code: grpc.StatusCode[name] for code, name in GRPC_STATUS.items()}
 
 
 def details(failure: Failure) -> str:
-    """Return the message. It may quote a request, so lone surrogates are escaped."""
-    return failure.message.encode("utf-8", "backslashreplace").decode()[:DETAILS_CHARACTERS_MAX]
+    """Return the message of a status."""
+    return unicode_text(failure.message)[:DETAILS_CHARACTERS_MAX]
 
 
 def refusal(failure: Failure, request_id: str) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:

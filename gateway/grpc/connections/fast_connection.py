@@ -28,39 +28,24 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 @dataclass
 class Parts:
-    """What all connections of a server share.
+    """What all connections of a server share."""
 
-    Args:
-        find: returns the handler of a method, one of grpc's; None: there is no such method. Counts the call.
-        receive_budget: the gateway's receive budget.
-        limits: the limits of a connection.
-        connections_max: limit on open connections; more are closed.
-        calls_max: limit on calls that have not ended, over all connections.
-        message_bytes_max: limit on a message.
-        stall_s_max: seconds that a client may be late when it sends a request or reads a reply.
-        age_s_max: seconds after which a connection is drained.
-        age_grace_s: seconds after that until it is closed with its calls.
-        may_infer: whether `infer` may take a call of ModelInfer with this head; else its handler starts at once, and
-            refuses a caller without a right key before the message comes.
-        infer: submits a call of ModelInfer whose message is complete, and returns whether it could: else the handler
-            of the method takes the call.
-        memory: returns shared memory for a large message that `infer` would take; None: other memory will do.
-        gave_up: notes that a call that `infer` would take ended before its message was complete.
-    """
-
-    find: Callable[[str], Any]
+    find: Callable[[str], Any]  # method -> its handler, one of grpc's; None: there is none. Counts the call
     receive_budget: ReceiveBudget
-    limits: Limits
-    connections_max: int
-    calls_max: int
+    limits: Limits  # of a connection
+    connections_max: int  # open connections; more are closed
+    calls_max: int  # calls that have not ended, over all connections
     message_bytes_max: int
-    stall_s_max: float
-    age_s_max: Callable[[], float]
-    age_grace_s: float
+    stall_s_max: float  # seconds that a client may be late when it sends a request or reads a reply
+    age_s_max: Callable[[], float]  # seconds after which a connection is drained
+    age_grace_s: float  # seconds after that until it is closed with its calls
+    #: Whether `infer` may take a call of ModelInfer with this head. Otherwise its handler starts at once, and refuses a
+    #: caller without a right key before the message comes.
     may_infer: Callable[[CallHead], bool]
+    #: Submits a call of ModelInfer whose message is complete. Returns False if its handler has to take the call.
     infer: Callable[[FastCall], bool]
-    memory: Allocate
-    gave_up: Callable[[FastCall], None]
+    memory: Allocate  # for a large message that `infer` would take
+    gave_up: Callable[[FastCall], None]  # notes that a call that `infer` would take ended before its message
     connections: set[FastConnection] = field(default_factory=set)
     calls: int = 0
     draining: bool = False  # the server drains: new connections, too

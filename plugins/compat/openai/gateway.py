@@ -10,10 +10,11 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from millstream.gateway.catalog.snapshot import visible
+from millstream.gateway.connection.error_reply import unicode_text
 from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.http.deps import DepsOf
-from millstream.gateway.http.errors import Advice, ErrorFormat, FormattedError, documented, unicode_text
+from millstream.gateway.http.errors import Advice, ErrorFormat, FormattedError, documented
 from millstream.gateway.http.openapi import json_body, ref, reply
 from millstream.gateway.http.shared_documents import model_list
 from millstream.gateway.tensors.json_text import JsonLimits

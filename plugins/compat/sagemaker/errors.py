@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, Field
 
-from millstream.gateway.connection.error_reply import error_body
-from millstream.gateway.http.errors import ErrorFormat, FormattedError, unicode_text
+from millstream.gateway.connection.error_reply import error_body, unicode_text
+from millstream.gateway.http.errors import ErrorFormat, FormattedError
 from millstream.services.errors import Code, Failure
 
 #: Status and error type of each code. Clients retry on 429 and 5xx. What a model's container refuses is a ModelError

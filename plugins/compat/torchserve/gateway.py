@@ -5,10 +5,11 @@ from __future__ import annotations
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from millstream.gateway.connection.error_reply import unicode_text
 from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.http.deps import Deps, DepsOf
-from millstream.gateway.http.errors import Advice, ErrorFormat, FormattedError, documented, unicode_text
+from millstream.gateway.http.errors import Advice, ErrorFormat, FormattedError, documented
 from millstream.gateway.http.openapi import BINARY, JSON, OCTETS, content, reply, request_body
 from millstream.gateway.http.operation import document
 from millstream.gateway.scheduling.caller import infer_arrays
