@@ -13,7 +13,7 @@ import uvicorn
 from millstream.gateway.app import build_app, served_adapters
 from millstream.gateway.connection.cors import Cors
 from millstream.gateway.connection.fast_path import ConnectionContext, fast_path_protocol
-from millstream.gateway.connection.foreign_protocol import PLAIN_GRPC, PLAIN_HTTP, Foreign, ForeignLog
+from millstream.gateway.connection.foreign_protocol import PLAIN_GRPC, PLAIN_HTTP, ForeignLog, ForeignProtocol
 from millstream.gateway.connection.request_head import PathCache
 from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
 from millstream.gateway.gateway import Gateway
@@ -72,7 +72,7 @@ def http_protocol(settings: Settings, gateway: Gateway, grpc: GrpcServer | None)
 
 
 def _tls(
-    gateway: Gateway, context: Callable[[], ssl.SSLContext], port: str = "HTTP", plain: Foreign = PLAIN_HTTP
+    gateway: Gateway, context: Callable[[], ssl.SSLContext], port: str = "HTTP", plain: ForeignProtocol = PLAIN_HTTP
 ) -> TlsListener:
     return TlsListener(context, gateway.handshakes, ForeignLog(time.monotonic, port), plain=plain)
 

@@ -23,7 +23,7 @@ log = logging.getLogger("millstream.http")
 LOG_EVERY_S = 60.0
 
 
-class Foreign(NamedTuple):
+class ForeignProtocol(NamedTuple):
     """A protocol that the HTTP port does not speak. `message`: what a client of it should do."""
 
     name: str
@@ -32,12 +32,12 @@ class Foreign(NamedTuple):
 
 
 _PROTOCOLS = (
-    Foreign(
+    ForeignProtocol(
         "TLS",
         b"\x16",
         "this port speaks plain HTTP, and the client began with TLS: call http://, or set MILLSTREAM_TLS_CERT_FILE",
     ),
-    Foreign(
+    ForeignProtocol(
         "HTTP/2",
         b"PRI * HTTP/2.0\r\n",
         "this port speaks HTTP/1.1, and the client began with HTTP/2: gRPC has a port of its own "
@@ -46,8 +46,10 @@ _PROTOCOLS = (
 )
 
 #: on the HTTP port, and on the gRPC port, if they speak TLS
-PLAIN_HTTP = Foreign("plain HTTP", b"", "this port speaks HTTPS, and the client began with plain HTTP: call https://")
-PLAIN_GRPC = Foreign(
+PLAIN_HTTP = ForeignProtocol(
+    "plain HTTP", b"", "this port speaks HTTPS, and the client began with plain HTTP: call https://"
+)
+PLAIN_GRPC = ForeignProtocol(
     "a client without TLS",
     b"",
     "this port speaks gRPC over TLS, and the client began without TLS: use a secure channel",
@@ -59,13 +61,13 @@ def looks_like_http(data: bytes) -> bool:
     return b"A" <= data[:1] <= b"Z"
 
 
-def plain_refusal(foreign: Foreign) -> bytes:
+def plain_refusal(foreign: ForeignProtocol) -> bytes:
     """Return the HTTP reply to a client that began with `foreign`, to be sent as it is."""
     reply = error_reply(Failure(Code.INVALID, foreign.message))
     return head(reply, [], new_request_id(), keep_alive=False) + reply.body
 
 
-def recognise(data: bytes) -> Foreign | None:
+def recognise(data: bytes) -> ForeignProtocol | None:
     """Return the protocol of a connection that starts with `data`, which is not HTTP/1; None if it is not known."""
     return next((foreign for foreign in _PROTOCOLS if data.startswith(foreign.start)), None)
 
@@ -84,7 +86,7 @@ class ForeignLog:
         self._logged: dict[str, float] = {}  # protocol -> instant of the last line
         self._unlogged: dict[str, int] = {}  # protocol -> connections since then
 
-    def count(self, foreign: Foreign, client: str) -> None:
+    def count(self, foreign: ForeignProtocol, client: str) -> None:
         """Count a connection of `client`, an address."""
         name = foreign.name
         count = self._unlogged[name] = self._unlogged.get(name, 0) + 1

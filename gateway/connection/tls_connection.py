@@ -30,8 +30,8 @@ from typing import Any, ClassVar
 
 from millstream.gateway.connection.foreign_protocol import (
     PLAIN_HTTP,
-    Foreign,
     ForeignLog,
+    ForeignProtocol,
     looks_like_http,
     plain_refusal,
 )
@@ -157,7 +157,7 @@ class TlsListener:
     handshakes: Handshakes
     foreign_log: ForeignLog
     handshake_s_max: float = HANDSHAKE_S_MAX
-    plain: Foreign = PLAIN_HTTP
+    plain: ForeignProtocol = PLAIN_HTTP
 
 
 class TlsConnection(asyncio.Protocol):

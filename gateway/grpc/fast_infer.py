@@ -40,7 +40,7 @@ from millstream.services.traceparent import Trace
 _SERVICE, _METHOD = "inference.GRPCInferenceService", "ModelInfer"
 
 
-class InferRequest(Request):
+class FastRequest(Request):
     """The request of a call."""
 
     call: FastCall
@@ -133,7 +133,7 @@ class FastInfer:
         if remaining_s is not None:
             timeout_s = min(timeout_s, remaining_s)
         now = monotonic()
-        request = InferRequest(inputs_of(body, envelope), envelope.rows, 0, now, now + timeout_s, self)
+        request = FastRequest(inputs_of(body, envelope), envelope.rows, 0, now, now + timeout_s, self)
         request.request_id = new_request_id()
         request.call = call
         sent = call.head.traceparent
@@ -152,7 +152,7 @@ class FastInfer:
             self.fail(request, failure)
         return True
 
-    def _charge(self, request: InferRequest, principal: Principal) -> bool:
+    def _charge(self, request: FastRequest, principal: Principal) -> bool:
         """Let in a request that the scopes of its key allow; returns False if a limit refused it."""
         try:
             request.passed = self._gate.let_in(principal)
@@ -162,13 +162,11 @@ class FastInfer:
             return False
         return True
 
-    def gave_up(self, call: FastCall, request: InferRequest | None = None) -> None:
+    def gave_up(self, call: FastCall, request: FastRequest | None = None) -> None:
         """Note that a call ended without an answer; the request is None if its message was not complete."""
         self._note_end(call, request, grpc.StatusCode.CANCELLED, 0)
 
-    def _note_end(
-        self, call: FastCall, request: InferRequest | None, status: grpc.StatusCode, reply_bytes: int
-    ) -> None:
+    def _note_end(self, call: FastCall, request: FastRequest | None, status: grpc.StatusCode, reply_bytes: int) -> None:
         """Count a call that ended, and pass it to the observer, if there is one."""
         self._count(status)
         observer = self._observer
@@ -204,7 +202,7 @@ class FastInfer:
 
     def answer_one(self, request: Request, reply: Reply) -> None:
         """Answer a request. Its reply is written at once, since the tensors are views valid only now."""
-        mine = cast("InferRequest", request)
+        mine = cast("FastRequest", request)
         if mine.call.over:
             return
         try:
@@ -226,7 +224,7 @@ class FastInfer:
 
     def fail(self, request: Request, failure: Failure) -> None:
         """End a call with the status of `failure`."""
-        mine = cast("InferRequest", request)
+        mine = cast("FastRequest", request)
         mine.answered = True
         mine.leave()
         status, details, metadata = refusal(failure, mine.request_id.decode("ascii"))

@@ -34,7 +34,7 @@ Handle = Callable[[Any, Any], Awaitable[Any]]
 _REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"})
 
 
-class Guard:
+class CallGuard:
     """The check of all calls of one gateway.
 
     Args:

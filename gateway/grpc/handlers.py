@@ -15,11 +15,11 @@ from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.grpc.codec.messages import Messages, parse, parse_counted, set_compression
-from millstream.gateway.grpc.guard import Guard, Handle, ObservedCalls, check_message, status_of
+from millstream.gateway.grpc.guard import CallGuard, Handle, ObservedCalls, check_message, status_of
 from millstream.gateway.grpc.methods.infer import InferCalls
-from millstream.gateway.grpc.methods.metadata import Health, MetadataCalls
+from millstream.gateway.grpc.methods.infer_stream import InferStream
+from millstream.gateway.grpc.methods.metadata_calls import HealthCalls, MetadataCalls
 from millstream.gateway.grpc.methods.service import SERVICES, GrpcService, Method, Reflection
-from millstream.gateway.grpc.methods.stream import Stream
 from millstream.gateway.http.deps import Deps
 from millstream.services.access.scopes import LIST, Need, Row
 from millstream.services.errors import Code, Failure
@@ -85,7 +85,7 @@ CORE = (
             "ModelMetadata": Method(MetadataCalls.model_metadata, _DESCRIBE),
         },
     ),
-    GrpcService(_HEALTH, Health, {"Check": Method(Health.check, _OPEN)}),
+    GrpcService(_HEALTH, HealthCalls, {"Check": Method(HealthCalls.check, _OPEN)}),
 )
 #: methods that read and write their messages themselves
 STREAMS = {
@@ -125,14 +125,14 @@ class MethodTable:
         self.count_infer = self._counts.counter("ModelInfer")
         self.infer = infer = InferCalls(deps.caller(RequestProtocol.GRPC), messages, deps.texts)
         self._observed = observed = None if deps.observer is None else ObservedCalls(deps.observer)
-        stream = Stream(infer, messages, lambda: drain.draining, deps.gate, observed)
-        self._guard = Guard(deps.gate, messages, deps.audit, deps.count_refusal)
+        stream = InferStream(infer, messages, lambda: drain.draining, deps.gate, observed)
+        self._guard = CallGuard(deps.gate, messages, deps.audit, deps.count_refusal)
         found = services()
         reflection = Reflection(messages, found).info
         unary: dict[str, Handle] = {f"/{_INFERENCE.full_name}/ModelInfer": infer.model_infer}
         streams: dict[str, Handle] = {
             f"/{_INFERENCE.full_name}/ModelStreamInfer": stream.model_stream_infer,
-            f"/{_HEALTH.full_name}/Watch": _watch(Health(deps, drain), messages),
+            f"/{_HEALTH.full_name}/Watch": _watch(HealthCalls(deps, drain), messages),
             **{f"/{service}/ServerReflectionInfo": reflection for service in SERVICES},
         }
         for service in found:
@@ -171,7 +171,7 @@ class MethodTable:
         return handler
 
 
-def _watch(health: Health, messages: Messages) -> Handle:
+def _watch(health: HealthCalls, messages: Messages) -> Handle:
     async def watch(_: Any, context: Any) -> None:
         messages.call(context)
         try:

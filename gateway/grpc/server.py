@@ -21,7 +21,7 @@ from millstream.gateway.grpc.connections.fast_connection import FastConnection, 
 from millstream.gateway.grpc.fast_infer import FastInfer
 from millstream.gateway.grpc.handlers import MethodTable
 from millstream.gateway.http.deps import Deps
-from millstream.gateway.http2.limits import Limits
+from millstream.gateway.http2.limits import ConnectionLimits
 from millstream.services.errors import Code, Failure
 from millstream.services.process.waits import next_tick
 from millstream.services.settings import Settings
@@ -92,7 +92,7 @@ class GrpcServer:
             self._table.find,
             deps.receive_budget,
             replace(
-                Limits(),
+                ConnectionLimits(),
                 streams_max=STREAMS_MAX,
                 keepalive_s=KEEPALIVE_S,
                 keepalive_timeout_s=KEEPALIVE_TIMEOUT_S,

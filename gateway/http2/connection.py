@@ -32,7 +32,7 @@ from millstream.gateway.http2.header_blocks import (
     content_length,
     without_blanks,
 )
-from millstream.gateway.http2.limits import DRAIN_PING, KEEPALIVE_PING, Limits, Liveness
+from millstream.gateway.http2.limits import DRAIN_PING, KEEPALIVE_PING, ConnectionClocks, ConnectionLimits
 from millstream.gateway.http2.sender import DATA_BYTES_MAX, Sender
 from millstream.gateway.http2.stream import WINDOW_BYTES, ReceiveWindow, Stream
 
@@ -48,7 +48,7 @@ DECODED_BYTES_PER_WORK = 2  # bytes of a header block that take as long to decod
 SETTINGS_BYTES_MAX = 1024
 
 
-class Connection(Sender, Generic[H]):
+class Http2Connection(Sender, Generic[H]):
     """One connection. Its output begins with our SETTINGS.
 
     Args:
@@ -58,12 +58,12 @@ class Connection(Sender, Generic[H]):
         now: the current instant, in seconds.
     """
 
-    def __init__(self, interpret: Callable[[Headers], H], limits: Limits, now: float) -> None:
+    def __init__(self, interpret: Callable[[Headers], H], limits: ConnectionLimits, now: float) -> None:
         super().__init__(limits, now)
         self._received = ReceivedFrames(limits.frame_bytes_max, limits.header_frame_bytes_max)
         self._opened = False  # the first SETTINGS arrived
         self._headers = HeaderReader(_opening(interpret), limits.header_list_bytes_max, limits.header_bomb_bytes)
-        self._live = Liveness(limits, now)
+        self._live = ConnectionClocks(limits, now)
         self._block: UnfinishedBlock | None = None
         self._events: list[Event[H]] = []
         settings = {
@@ -380,15 +380,15 @@ def _opening(interpret: Callable[[Headers], H]) -> Callable[[Headers], tuple[H, 
 _WORK = {frames.HEADERS: HEADERS_WORK, frames.CONTINUATION: HEADERS_WORK, frames.SETTINGS: SETTINGS_WORK}
 #: by type of frame; not bound to a connection, which would then refer to itself and hold its replies until the next
 #: garbage collection
-_RECEIVERS: tuple[Callable[[Connection[Any], int, int, bytes], None], ...] = (
-    Connection._on_data,
-    Connection._on_headers,
-    Connection._on_priority,
-    Connection._on_reset,
-    Connection._on_settings,
-    Connection._on_push_promise,
-    Connection._on_ping,
-    Connection._on_goaway,
-    Connection._on_window_update,
-    Connection._on_continuation,
+_RECEIVERS: tuple[Callable[[Http2Connection[Any], int, int, bytes], None], ...] = (
+    Http2Connection._on_data,
+    Http2Connection._on_headers,
+    Http2Connection._on_priority,
+    Http2Connection._on_reset,
+    Http2Connection._on_settings,
+    Http2Connection._on_push_promise,
+    Http2Connection._on_ping,
+    Http2Connection._on_goaway,
+    Http2Connection._on_window_update,
+    Http2Connection._on_continuation,
 )

@@ -15,7 +15,7 @@ from millstream.gateway.http2.events import ConnectionFault, ErrorCode
 
 
 @dataclass(frozen=True)
-class Limits:
+class ConnectionLimits:
     """The limits of a connection. A client that exceeds one gets GOAWAY with ENHANCE_YOUR_CALM, or what the line says.
 
     The defaults are those of a server; tests use smaller ones.
@@ -72,7 +72,7 @@ EARNING_BYTES = 1024  # of this data; gives window for a part of a frame
 ANSWERED = 32  # resets some other calls
 
 
-class Account:
+class FrameAccount:
     """The account of one connection. What work earned does not lapse: windows for many replies may come at once.
 
     Args:
@@ -82,7 +82,7 @@ class Account:
 
     __slots__ = ("_at", "_first", "_per_s", "balance")
 
-    def __init__(self, limits: Limits, now: float) -> None:
+    def __init__(self, limits: ConnectionLimits, now: float) -> None:
         self._first = self.balance = float(limits.account)
         self._per_s = limits.account_per_s
         self._at = now
@@ -113,7 +113,7 @@ KEEPALIVE_PING = b"liveness"
 DRAIN_PING = b"draining"
 
 
-class Liveness:
+class ConnectionClocks:
     """The clocks of one connection.
 
     Args:
@@ -123,7 +123,7 @@ class Liveness:
 
     __slots__ = ("_began", "_limits", "_partial_since", "_pinged", "_received", "settings_acknowledged")
 
-    def __init__(self, limits: Limits, now: float) -> None:
+    def __init__(self, limits: ConnectionLimits, now: float) -> None:
         self.settings_acknowledged = False
         self._limits = limits
         self._began = self._received = now

@@ -11,7 +11,7 @@ from __future__ import annotations
 from millstream.gateway.http2 import frames, limits
 from millstream.gateway.http2.events import ConnectionFault, ErrorCode, StreamFault, StreamSent
 from millstream.gateway.http2.header_blocks import NO_TABLE
-from millstream.gateway.http2.limits import DRAIN_PING, READ_RATE_MIN, Account, Limits
+from millstream.gateway.http2.limits import DRAIN_PING, READ_RATE_MIN, ConnectionLimits, FrameAccount
 from millstream.gateway.http2.stream import (
     WINDOW_BYTES,
     WINDOW_BYTES_MAX,
@@ -37,13 +37,13 @@ class Sender:
         now: the current instant, in seconds.
     """
 
-    def __init__(self, limits: Limits, now: float) -> None:
+    def __init__(self, limits: ConnectionLimits, now: float) -> None:
         self.streams: dict[int, Stream] = {}
         self.closed = False  # the connection has ended
         self._limits = limits
         self._now = now
         self._closed = ClosedStreams()
-        self._account = Account(limits, now)
+        self._account = FrameAccount(limits, now)
         self._receive_window = ReceiveWindow(limits.connection_window_bytes)
         self._output: list[Piece] = []
         self._output_bytes = 0

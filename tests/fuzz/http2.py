@@ -7,10 +7,10 @@ from hpack.exceptions import HPACKError
 
 from millstream.gateway.grpc.connections.call_head import CallHead, read_head
 from millstream.gateway.grpc.connections.message_framing import HEAD, MessageReader, trailers
-from millstream.gateway.http2.connection import Connection
+from millstream.gateway.http2.connection import Http2Connection
 from millstream.gateway.http2.events import ConnectionFault, DataReceived, Event, RequestStarted
 from millstream.gateway.http2.header_blocks import HeaderReader, Headers
-from millstream.gateway.http2.limits import Limits
+from millstream.gateway.http2.limits import ConnectionLimits
 from millstream.services.errors import Failure
 from tests.kit.http2_peer import GREETING, joined
 
@@ -22,7 +22,7 @@ BETWEEN = b"\xff\xfe\xfd"
 
 def fuzz_frames(data: bytes) -> None:
     """What a client sends after its greeting: pieces of it mean the same, and what is answered is accounted for."""
-    whole, pieces = Connection(read_head, Limits(), 0.0), Connection(read_head, Limits(), 0.0)
+    whole, pieces = (Http2Connection(read_head, ConnectionLimits(), 0.0) for _ in range(2))
     for connection in (whole, pieces):
         connection.receive(GREETING, 0.0)
     events = whole.receive(data, 0.0)
@@ -33,7 +33,7 @@ def fuzz_frames(data: bytes) -> None:
     _answer(whole, events)
 
 
-def _answer(connection: Connection[CallHead], events: list[Event[CallHead]]) -> None:
+def _answer(connection: Http2Connection[CallHead], events: list[Event[CallHead]]) -> None:
     readers: dict[int, MessageReader] = {}
     for event in events:
         if isinstance(event, RequestStarted):

@@ -22,7 +22,7 @@ from millstream.gateway.grpc.connections.fast_call import FastCall
 from millstream.gateway.grpc.connections.message_framing import prefix
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http2 import frames
-from millstream.gateway.http2.connection import TURN_WORK_MAX, Connection
+from millstream.gateway.http2.connection import TURN_WORK_MAX, Http2Connection
 from millstream.gateway.http2.events import ErrorCode
 from millstream.gateway.http2.frames import Frame, Setting, frame
 from millstream.services.metrics.catalogue import GRPC_CALLS
@@ -348,15 +348,15 @@ async def test_a_flood_of_tiny_frames_is_read_in_turns_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = 0
-    rest = Connection.receive_rest
+    rest = Http2Connection.receive_rest
 
-    def counted(connection: Connection[Any], now: float) -> Any:
+    def counted(connection: Http2Connection[Any], now: float) -> Any:
         nonlocal turns
         turns += 1
         return rest(connection, now)
 
     message = pb.ModelReadyRequest(name="n" * 20_000).SerializeToString()
-    monkeypatch.setattr(Connection, "receive_rest", counted)
+    monkeypatch.setattr(Http2Connection, "receive_rest", counted)
     async with served(tmp_path) as (_, server, _), connected(server) as client:
         client.begin(1, to("ModelReady"))
         client.send(*[frame(frames.DATA, 0, 1, bytes((byte,))) for byte in prefix(len(message)) + message])

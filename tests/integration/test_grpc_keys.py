@@ -20,7 +20,7 @@ from millstream.gateway.access.access_control import counters_of
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.grpc.connections.message_framing import prefix
-from millstream.gateway.grpc.fast_infer import InferRequest
+from millstream.gateway.grpc.fast_infer import FastRequest
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.request import Request
@@ -239,7 +239,7 @@ async def test_a_known_key_needs_no_handler_and_its_priority_is_bounded(tmp_path
                 running = made.start_call(bearer())
                 request = await made.held_request()
                 # The envelope, too, is known after the first call of all.
-                assert isinstance(request, InferRequest) is known
+                assert isinstance(request, FastRequest) is known
                 assert request.priority == 3 + change
                 link.run_held()
                 await running

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from hpack import Decoder, Encoder
 
 from millstream.gateway.http2 import frames
-from millstream.gateway.http2.connection import Connection
+from millstream.gateway.http2.connection import Http2Connection
 from millstream.gateway.http2.events import ConnectionEnded, DataReceived, ErrorCode, Event
 from millstream.gateway.http2.frames import Frame, frame
 from millstream.gateway.http2.header_blocks import Headers, check_request
-from millstream.gateway.http2.limits import Limits
+from millstream.gateway.http2.limits import ConnectionLimits
 
 H = TypeVar("H")
 REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/service/Method"), (":authority", "test")]
@@ -47,9 +47,9 @@ class PlainReader:
 class Peer:
     """A connection and its client. `now` is the time of both."""
 
-    def __init__(self, limits: Limits | None = None, *, greet: bool = True) -> None:
+    def __init__(self, limits: ConnectionLimits | None = None, *, greet: bool = True) -> None:
         self.now = 100.0
-        self.connection: Connection[Headers] = Connection(interpret, limits or Limits(), self.now)
+        self.connection: Http2Connection[Headers] = Http2Connection(interpret, limits or ConnectionLimits(), self.now)
         self.encoder = Encoder()
         self.decoder = Decoder()
         self._reader = PlainReader()

@@ -9,16 +9,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millstream.gateway.http2 import frames
-from millstream.gateway.http2.connection import Connection
+from millstream.gateway.http2.connection import Http2Connection
 from millstream.gateway.http2.events import DataReceived, Event
 from millstream.gateway.http2.frames import frame
 from millstream.gateway.http2.header_blocks import Headers
-from millstream.gateway.http2.limits import Limits
+from millstream.gateway.http2.limits import ConnectionLimits
 from tests.kit.http2_peer import GREETING, REQUEST, interpret
 
 STEADY = settings(deadline=None, derandomize=True)
 #: small, so that generated frames reach them
-LIMITS = Limits(
+LIMITS = ConnectionLimits(
     streams_max=3,
     stream_window_bytes=300,
     connection_window_bytes=500,
@@ -46,7 +46,7 @@ streams_of_frames = st.lists(any_frame, max_size=25).map(b"".join)
 
 def play(data: bytes, cuts: list[int]) -> tuple[list[Event[Headers]], bytes]:
     """Return the events of `data` received in pieces, and the output. What is received is consumed at once."""
-    connection = Connection(interpret, LIMITS, 0.0)
+    connection = Http2Connection(interpret, LIMITS, 0.0)
     events: list[Event[Headers]] = []
     output = []
     edges = sorted({min(cut, len(data)) for cut in cuts})
@@ -77,7 +77,7 @@ def test_any_bytes_are_events(data):
 @given(st.lists(st.tuples(any_frame, st.integers(0, 5)), max_size=40))
 def test_bytes_held_are_within_the_windows_and_none_is_lost(steps):
     """Whatever the client does and the server answers: streams, held bytes and windows agree at each step."""
-    connection = Connection(interpret, LIMITS, 0.0)
+    connection = Http2Connection(interpret, LIMITS, 0.0)
     connection.receive(GREETING, 0.0)
     unconsumed: dict[int, int] = {}
     for data, what in steps:

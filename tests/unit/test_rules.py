@@ -36,7 +36,7 @@ BREACHES = {
     "folders of gateway have an order": ("gateway/tensors/outputs.py", "millstream.gateway.scheduling.lane"),
     "folders of the gRPC adapter have an order": (
         "gateway/grpc/connections/call_head.py",
-        "millstream.gateway.grpc.methods.metadata",
+        "millstream.gateway.grpc.methods.metadata_calls",
     ),
     "what decides on batches": ("gateway/scheduling/batching/dispatch.py", "millstream.gateway.scheduling.lane"),
     "folders of workers have an order": ("workers/models/wanted.py", "millstream.workers.residency.loader"),

@@ -25,7 +25,7 @@ _HEAD_BYTES_MAX = 4096
 _new = tuple.__new__
 
 
-class Envelope(NamedTuple):
+class MessageEnvelope(NamedTuple):
     """A message without the bytes of its tensors."""
 
     plans: InputPlans
@@ -41,9 +41,9 @@ class Envelopes:
     """A cache of envelopes, bounded in number and size."""
 
     def __init__(self) -> None:
-        self._cache: dict[tuple[int, bytes], Envelope] = {}
+        self._cache: dict[tuple[int, bytes], MessageEnvelope] = {}
 
-    def find(self, body: bytes | memoryview) -> Envelope | None:
+    def find(self, body: bytes | memoryview) -> MessageEnvelope | None:
         """Return the cached envelope of a message; None if there is none."""
         if type(body) is memoryview:
             return self._find_of_view(body)
@@ -55,7 +55,7 @@ class Envelopes:
                 return None
         return envelope
 
-    def _find_of_view(self, body: memoryview) -> Envelope | None:
+    def _find_of_view(self, body: memoryview) -> MessageEnvelope | None:
         envelope = self._cache.get((len(body), bytes(body[:_KEY_BYTES])))
         if envelope is None or any(body[at : at + len(mark)] != mark for at, mark in envelope.marks):
             return None
@@ -106,12 +106,12 @@ class Envelopes:
         if len(self._cache) >= _ENVELOPES_MAX:
             self._cache.clear()
         ordered = [slices[index] for index in sorted(slices)]
-        self._cache[len(body), body[:_KEY_BYTES]] = Envelope(
+        self._cache[len(body), body[:_KEY_BYTES]] = MessageEnvelope(
             plans, request.model_name, request.model_version, marked, ordered, call.rows, call.outputs
         )
 
 
-def inputs_of(body: bytes | memoryview, envelope: Envelope) -> list[InputTensor]:
+def inputs_of(body: bytes | memoryview, envelope: MessageEnvelope) -> list[InputTensor]:
     """Return the tensors in a message with this envelope."""
     data = body if len(body) < VIEW_BYTES_MIN else memoryview(body)
     return [_new(InputTensor, (shape, data[at:end], end - at)) for shape, at, end in envelope.slices]

@@ -18,9 +18,9 @@ from millstream.gateway.grpc.connections import message_framing
 from millstream.gateway.grpc.connections.call_head import ENCODINGS, CallHead, read_head
 from millstream.gateway.grpc.connections.fast_call import FastCall
 from millstream.gateway.grpc.connections.message_framing import Allocate
-from millstream.gateway.http2.connection import Connection
+from millstream.gateway.http2.connection import Http2Connection
 from millstream.gateway.http2.events import ConnectionEnded, DataReceived, Event, RequestStarted, StreamReset
-from millstream.gateway.http2.limits import Limits
+from millstream.gateway.http2.limits import ConnectionLimits
 
 _Code = grpc.StatusCode
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -32,7 +32,7 @@ class Parts:
 
     find: Callable[[str], Any]  # method -> its handler, one of grpc's; None: there is none. Counts the call
     receive_budget: ReceiveBudget
-    limits: Limits  # of a connection
+    limits: ConnectionLimits  # of a connection
     connections_max: int  # open connections; more are closed
     calls_max: int  # calls that have not ended, over all connections
     message_bytes_max: int
@@ -61,7 +61,7 @@ class FastConnection(asyncio.Protocol):
         self.peer = self.address = ""  # of the client: as the library writes it, and the address alone
         self.calls: dict[int, FastCall] = {}
         now = self.loop.time()
-        self.h2: Connection[CallHead] = Connection(read_head, parts.limits, now)
+        self.h2: Http2Connection[CallHead] = Http2Connection(read_head, parts.limits, now)
         self._drain_at = now + parts.age_s_max()
         self._end_at = self._drain_at + parts.age_grace_s
         self._writing = False  # a write is due in this turn of the loop

@@ -21,7 +21,7 @@ from millstream.gateway.connection.budgets import ReplyPermit
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.grpc.codec.decode import FIELDS, GrpcCall, GrpcDecoder
 from millstream.gateway.grpc.codec.encode import GrpcEncoder
-from millstream.gateway.grpc.codec.envelopes import Envelope, Envelopes, inputs_of
+from millstream.gateway.grpc.codec.envelopes import Envelopes, MessageEnvelope, inputs_of
 from millstream.gateway.grpc.codec.messages import PACKED, Messages, parse_infer, set_compression
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
 from millstream.gateway.scheduling.model_route import ModelRoute
@@ -43,7 +43,7 @@ class _Codec(NamedTuple):
 
 
 class InferCalls:
-    """Answers inference requests, of unary calls and of streams (millstream.gateway.grpc.methods.stream).
+    """Answers inference requests, of unary calls and of streams (millstream.gateway.grpc.methods.infer_stream).
 
     Args:
         caller: finds versions and runs them.
@@ -119,7 +119,7 @@ class InferCalls:
 
     def prepared(
         self, body: bytes | memoryview, principal: Principal | None
-    ) -> tuple[ModelRoute, Envelope, GrpcEncoder] | None:
+    ) -> tuple[ModelRoute, MessageEnvelope, GrpcEncoder] | None:
         """Return the route, envelope and encoder of a message whose envelope is cached; None: it needs `reply`.
 
         `principal`: who sent it; None: no key is needed.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from millstream.gateway.http2 import frames, limits
 from millstream.gateway.http2.events import ErrorCode
 from millstream.gateway.http2.frames import Setting, frame
-from millstream.gateway.http2.limits import Limits
+from millstream.gateway.http2.limits import ConnectionLimits
 from tests.kit.http2_peer import REQUEST, Peer, ended_with, of_kind
 
 STEADY = settings(deadline=None, derandomize=True, max_examples=30)
@@ -24,7 +24,7 @@ FLOOD_FRAMES_MAX = 50_000  # no flood is longer
 FIRST = 5  # number of the first stream that a flood may begin
 STREAMS_MAX = 2
 #: limits for a client that is as fast as one can be: no time passes, and the account is small
-STILL = Limits(account=200, account_per_s=0)
+STILL = ConnectionLimits(account=200, account_per_s=0)
 
 #: returns one frame of a flood, or two; the number is that of a new stream
 Flood = Callable[[Peer, int], bytes]
@@ -101,7 +101,7 @@ def flood(peer: Peer, kind: str, count: int, number: int = FIRST) -> ErrorCode |
 
 def peer_with_streams() -> Peer:
     """Return a peer whose stream 1 is open, and whose stream 3 the server has ended."""
-    peer = Peer(Limits(streams_max=STREAMS_MAX))
+    peer = Peer(ConnectionLimits(streams_max=STREAMS_MAX))
     peer.begin(1)
     peer.begin(3)
     peer.connection.reset(3, ErrorCode.CANCEL)
@@ -214,7 +214,7 @@ def test_a_client_may_cancel_most_of_its_calls_at_once(answered_share):
 
 def test_a_client_may_cancel_all_calls_that_it_has_waited_for():
     """As many at once as it may have: a deadline that the server does not meet."""
-    peer = Peer(Limits(account=4096, account_per_s=0))
+    peer = Peer(ConnectionLimits(account=4096, account_per_s=0))
     number = 1
     for _ in range(50):
         numbers = range(number, number + 2048, 2)
@@ -236,14 +236,14 @@ def test_a_refused_upload_may_still_be_on_its_way():
 
 
 def test_time_fills_the_account_up_to_its_first_balance_and_no_work_lapses():
-    peer = Peer(Limits(account=80, account_per_s=8))
+    peer = Peer(ConnectionLimits(account=80, account_per_s=8))
     peer.now += 1000
     assert flood(peer, "pings", 10) is None
     peer.now += 1
     assert flood(peer, "pings", 1) is None
     peer.now += 1000
     assert flood(peer, "pings", 11) is CALM
-    peer = Peer(Limits(account=80, account_per_s=8))
+    peer = Peer(ConnectionLimits(account=80, account_per_s=8))
     for number in range(1, 21, 2):
         call(peer, number, [10])
     balance = peer.connection._account.balance

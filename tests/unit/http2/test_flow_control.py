@@ -10,12 +10,12 @@ import numpy as np
 from millstream.gateway.http2 import frames
 from millstream.gateway.http2.events import ErrorCode, StreamReset, StreamSent
 from millstream.gateway.http2.frames import FRAME_BYTES_MAX, Frame, Setting
-from millstream.gateway.http2.limits import Limits
+from millstream.gateway.http2.limits import ConnectionLimits
 from millstream.gateway.http2.stream import WINDOW_BYTES
 from tests.kit.http2_peer import Peer, ended_with, of_kind, resets
 
 HEAD, TRAILERS = b"\x88", b"\x00\x01a\x01b"
-SMALL = Limits(stream_window_bytes=1000, connection_window_bytes=1500)
+SMALL = ConnectionLimits(stream_window_bytes=1000, connection_window_bytes=1500)
 
 
 def data_of(sent: list[Frame], stream: int) -> bytes:

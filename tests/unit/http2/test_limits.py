@@ -7,14 +7,14 @@ import pytest
 from millstream.gateway.http2 import frames
 from millstream.gateway.http2.events import ErrorCode, RequestStarted, StreamReset
 from millstream.gateway.http2.frames import STREAM_ID_MAX, Setting, frame
-from millstream.gateway.http2.limits import DRAIN_PING, KEEPALIVE_PING, READ_RATE_MIN, Limits
+from millstream.gateway.http2.limits import DRAIN_PING, KEEPALIVE_PING, READ_RATE_MIN, ConnectionLimits
 from tests.kit.http2_peer import GREETING, REQUEST, Peer, ended_with, of_kind, resets
 
 CALM = ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_stream_beyond_the_limit_is_refused_and_may_come_later():
-    peer = Peer(Limits(streams_max=1))
+    peer = Peer(ConnectionLimits(streams_max=1))
     peer.begin(1)
 
     assert peer.begin(3) == []
@@ -25,7 +25,7 @@ def test_stream_beyond_the_limit_is_refused_and_may_come_later():
 
 
 def test_header_list_over_the_limit_is_told_without_its_fields():
-    peer = Peer(Limits(header_list_bytes_max=500))
+    peer = Peer(ConnectionLimits(header_list_bytes_max=500))
     [event] = peer.begin(1, headers=[*REQUEST, ("x", "y" * 500)])
     assert event == RequestStarted(1, None, False)
     [event] = peer.begin(3)  # the table is in order
@@ -35,7 +35,7 @@ def test_header_list_over_the_limit_is_told_without_its_fields():
 def test_client_without_preface_is_closed():
     peer = Peer(greet=False)
     peer.send(frames.PREFACE[:5])
-    peer.now += Limits().preface_s_max - 1
+    peer.now += ConnectionLimits().preface_s_max - 1
     assert peer.connection.check(peer.now) == []
     peer.now += 1
     assert ended_with(peer.connection.check(peer.now)) is ErrorCode.PROTOCOL_ERROR
@@ -44,7 +44,7 @@ def test_client_without_preface_is_closed():
 def test_client_that_does_not_acknowledge_settings_is_closed():
     peer = Peer(greet=False)
     peer.send(GREETING)
-    peer.now += Limits().settings_ack_s_max
+    peer.now += ConnectionLimits().settings_ack_s_max
     assert ended_with(peer.connection.check(peer.now)) is ErrorCode.SETTINGS_TIMEOUT
 
 
@@ -52,9 +52,9 @@ def test_client_that_does_not_acknowledge_settings_is_closed():
     "partial", [frame(frames.HEADERS, 0, 1), frame(frames.DATA, 0, 1, b"xyz")[:-1]], ids=["block", "frame"]
 )
 def test_frame_or_block_that_does_not_end_ends_the_connection(partial):
-    peer = Peer(Limits(keepalive_s=1000))
+    peer = Peer(ConnectionLimits(keepalive_s=1000))
     peer.send(partial)
-    peer.now += Limits().frame_s_max - 1
+    peer.now += ConnectionLimits().frame_s_max - 1
     assert peer.connection.check(peer.now) == []
     peer.now += 1
     assert ended_with(peer.connection.check(peer.now)) is CALM
@@ -73,7 +73,7 @@ def test_silent_client_is_pinged_and_closed_without_an_answer():
 
 
 def test_stream_whose_client_gives_no_window_is_reset_and_others_go_on():
-    peer = Peer(Limits(keepalive_s=10_000))
+    peer = Peer(ConnectionLimits(keepalive_s=10_000))
     peer.set(Setting.INITIAL_WINDOW_SIZE, 0)
     peer.begin(1, end=True)
     peer.begin(3, end=True)
@@ -90,7 +90,7 @@ def test_stream_whose_client_gives_no_window_is_reset_and_others_go_on():
 
 def test_large_replies_are_reset_together_once_nothing_is_taken():
     """A reply of 8 MiB alone would earn two minutes."""
-    peer = Peer(Limits(keepalive_s=10_000))
+    peer = Peer(ConnectionLimits(keepalive_s=10_000))
     peer.set(Setting.INITIAL_WINDOW_SIZE, 0)
     for stream in (1, 3):
         peer.begin(stream, end=True)
@@ -106,7 +106,7 @@ def test_large_replies_are_reset_together_once_nothing_is_taken():
 
 
 def test_large_reply_that_is_taken_fast_enough_goes_on():
-    peer = Peer(Limits(keepalive_s=10_000))
+    peer = Peer(ConnectionLimits(keepalive_s=10_000))
     peer.widen(0, 8 << 20)
     peer.begin(1, end=True)
     peer.connection.queue(1, bytes(8 << 20))

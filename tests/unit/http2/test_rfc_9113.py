@@ -15,13 +15,13 @@ from millstream.gateway.http2 import frames
 from millstream.gateway.http2.events import ConnectionFault, DataReceived, ErrorCode, RequestStarted, StreamReset
 from millstream.gateway.http2.frames import FRAME_BYTES_MAX, Frame, ReceivedFrames, frame
 from millstream.gateway.http2.header_blocks import encode
-from millstream.gateway.http2.limits import Limits
+from millstream.gateway.http2.limits import ConnectionLimits
 from millstream.gateway.http2.stream import CLOSED_FIRST_MAX, ClosedStreams
 from tests.kit.http2_peer import GREETING, REQUEST, Peer, PlainReader, ended_with, of_kind, resets
 
 SETTINGS_ACK = frame(frames.SETTINGS, frames.ACK, 0)
 WORD = struct.Struct(">I")
-LIMITS = Limits()
+LIMITS = ConnectionLimits()
 HEAD_FIELDS = [(name.encode(), value.encode()) for name, value in REQUEST[:3]]
 RESET = frame(frames.RST_STREAM, 0, 1, WORD.pack(ErrorCode.CANCEL))
 
@@ -362,7 +362,7 @@ def test_6_5_3_of_a_setting_sent_twice_the_last_value_holds():
 
 
 def test_6_5_2_the_largest_frame_is_offered_and_read():
-    peer = Peer(Limits(stream_window_bytes=1 << 20), greet=False)
+    peer = Peer(ConnectionLimits(stream_window_bytes=1 << 20), greet=False)
     [(_, _, _, payload), _] = peer.sent()
     assert dict(struct.iter_unpack(">HI", payload))[5] == LIMITS.frame_bytes_max
     peer.send(GREETING)

@@ -75,7 +75,7 @@ WATCH_POLL_S = 0.1
 _Status = health_pb2.HealthCheckResponse
 
 
-class Health:
+class HealthCalls:
     """The health service."""
 
     def __init__(self, deps: Deps, drain: Drain) -> None:

@@ -35,7 +35,7 @@ _DRAINING = Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another
 _Answer = tuple[bytes, Failure | None, ReplyPermit]
 
 
-class Stream:
+class InferStream:
     """Handles streams.
 
     Args:
