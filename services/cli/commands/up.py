@@ -159,6 +159,10 @@ def up(
     signal stops it at once. SIGHUP replaces all processes one after the other, as `millstream restart` does.
     """
     open_standard_descriptors()
+    from millstream.services.settings import check_platform_port, settings_class
+
+    if controller is False and "controller" not in settings_class().model_fields:
+        controller = None  # no plug-in is on that has one
     settings = load_settings(
         home=home,
         host=host,
@@ -180,8 +184,6 @@ def up(
         models = [part for part in settings.preload.split(",") if part.strip() != "none"]
         settings = settings.model_copy(update={"preload": ",".join([*models, *([] if example else ["none"])])})
     require(*(("gateway",) if settings.gateways else ()), "worker", "cpu")
-    from millstream.services.settings import check_platform_port
-
     if http_port is None:
         check_platform_port()
     raise typer.Exit(run(settings, json_output=json_output))
