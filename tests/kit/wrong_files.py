@@ -119,3 +119,12 @@ WRONG_FILES: dict[str, tuple[bytes, str]] = {
     "half": (ONNX[: len(ONNX) // 2], "this ONNX model was cut short: it needs at least"),
     "start": (ONNX[:9], "this ONNX model was cut short"),
 }
+
+#: those that the plug-in convert knows
+OF_FRAMEWORKS = frozenset(
+    {
+        *("frozen-graph", "gguf", "hdf5", "joblib", "joblib-bz2", "joblib-xz", "keras", "lightgbm", "mar", "openvino"),
+        *("safetensors", "saved-model", "saved-model-zip", "scikit", "tflite", "torch", "torch-1.5", "torchscript"),
+        "xgboost",
+    }
+)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from millstream.services.ingest.file_kind import HEAD_BYTES, why_no_model, why_not_onnx
 from tests.kit import models
-from tests.kit.wrong_files import ONNX, WRONG_FILES, tarred, zipped
+from tests.kit.wrong_files import OF_FRAMEWORKS, ONNX, WRONG_FILES, tarred, zipped
 
 #: files that only unpacking shows to have no model
 UNPACKED = {"saved-model-tar", "pickle-in-tar", "zip"}
 
 
-@pytest.mark.parametrize("name", sorted(WRONG_FILES.keys() - UNPACKED))
+@pytest.mark.parametrize("name", sorted(WRONG_FILES.keys() - UNPACKED - OF_FRAMEWORKS))
 def test_the_message_names_the_kind_and_what_to_do(tmp_path: Path, name: str) -> None:
     content, says = WRONG_FILES[name]
     file = tmp_path / "model.onnx"

@@ -201,7 +201,7 @@ def refused(path: Path, says: str) -> None:
         (["work/deep/net.onnx", "x"], "there is none at its top; work/deep/net.onnx is in a folder: push that file"),
         (["config.pbtxt", "1/model.onnx"], "`millstream up --triton-repository FOLDER`"),
         (["a/config.pbtxt", "b/config.pbtxt"], "a Triton repository of 2 models (a, b)"),
-        (["weights.pt", "x"], "in this folder: weights.pt: this is a PyTorch file (torch.save), not an ONNX model"),
+        (["weights.npy", "x"], "in this folder: weights.npy: this is an array of numpy, not an ONNX model"),
     ],
 )
 def test_a_folder_that_is_no_model_is_refused_before_anything_is_read(
