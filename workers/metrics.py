@@ -11,7 +11,6 @@ from millstream.services.metrics.registry import Counter, Histogram, MetricsRegi
 
 if TYPE_CHECKING:
     from millstream.services.model.manifest import Manifest
-    from millstream.workers.batches.reply_sender import ReplySender
     from millstream.workers.models.loaded_models import LoadedModel
 
 
@@ -64,19 +63,17 @@ class WorkerMetrics:
         manifest = model.manifest
         self._registry.counter(catalogue.RUNS_TERMINATED, *self._labels(manifest)).add()
 
-    def sent(self, sender: ReplySender) -> None:
-        """Count what was written and sent since the last call."""
-        self._redis.add(sender.redis_bytes)
-        self._by_redis.add(sender.by_redis)
-        self._by_socket.add(sender.by_socket)
-        self._by_tcp.add(sender.by_tcp)
-        self._by_direct.add(sender.by_direct)
-        sender.redis_bytes = sender.by_redis = sender.by_socket = sender.by_tcp = sender.by_direct = 0
-        replies = sender.writer
-        self._segment.add(replies.segment_bytes)
-        if replies.too_large:
-            self._too_large.add(replies.too_large)
-        replies.segment_bytes = replies.too_large = 0
+    def sent(
+        self, redis_bytes: int, segment_bytes: int, too_large: int, *, redis: int, socket: int, tcp: int, direct: int
+    ) -> None:
+        """Count bytes, requests whose outputs were too large, and replies by the way that they took."""
+        self._redis.add(redis_bytes)
+        self._segment.add(segment_bytes)
+        self._too_large.add(too_large)
+        self._by_redis.add(redis)
+        self._by_socket.add(socket)
+        self._by_tcp.add(tcp)
+        self._by_direct.add(direct)
 
     def memory(self, budget_bytes: int, used_bytes: int) -> None:
         """Set the memory of this worker: what it may use, 0 without a limit, and what is in use or promised."""

@@ -26,12 +26,11 @@ from millstream.workers.batches.direct_work import AGAIN_S
 from millstream.workers.batches.lease import Lease, RunCost
 from millstream.workers.batches.live_check import IDLE_WAIT_S, LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
-from millstream.workers.batches.runner import OnRun, RunResult, merge, run
+from millstream.workers.batches.runner import OnRun, OutOfMemoryPolicy, RunResult, merge, run
 from millstream.workers.batches.watchdog import Guarded, LoopState, RunTime
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.models.usage_log import SIZES_MAX
-from millstream.workers.run_outcomes import OutOfMemoryPolicy
 
 log = logging.getLogger("millstream.worker")
 
@@ -279,7 +278,7 @@ class Worker:
                     self._models.learn(model.manifest.content_id, model.exploration, rows_now)
             model.calls.runs += 1  # last: a record is made again for runs that it does not know
         self._to_count.clear()
-        self._metrics.sent(self._replies)
+        self._replies.count(self._metrics)
 
     def _next_group(self) -> list[Lease]:
         """Remove from the leased batches, and return, those that run together next."""

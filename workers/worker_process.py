@@ -43,7 +43,7 @@ from millstream.workers.backends.base import Array
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.batches.direct_work import DirectWork
 from millstream.workers.batches.lease import LeaseValidity, ReplyWriter
-from millstream.workers.batches.live_check import LiveCheck
+from millstream.workers.batches.live_check import BatchingOff, LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
 from millstream.workers.batches.watchdog import GRACE_S, LoopState, Watchdog
 from millstream.workers.heartbeat import LIFE_LEASES, Heartbeat
@@ -64,7 +64,6 @@ from millstream.workers.residency.loader import Limits
 from millstream.workers.residency.residency import Residency
 from millstream.workers.residency.unloads import Unloads
 from millstream.workers.residency.version_loads import LoadGuard, VersionLoads
-from millstream.workers.run_outcomes import BatchingOff
 from millstream.workers.run_reports import OverdueReplies, RunReports
 from millstream.workers.worker import Worker
 

@@ -21,9 +21,9 @@ from millstream.services.process.machine_share import (
     worker_share,
 )
 from millstream.services.wire.records import State
+from millstream.workers.batches.runner import REBUILD_S_MIN, OutOfMemoryPolicy
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
-from millstream.workers.run_outcomes import REBUILD_S_MIN, OutOfMemoryPolicy
 from tests.kit.versions import SIGNATURE
 
 GIB = 1 << 30

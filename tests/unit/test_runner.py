@@ -26,7 +26,7 @@ from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Instance, OutOfMemory
 from millstream.workers.batches.lease import Lease
-from millstream.workers.batches.runner import RunResult, merge, run
+from millstream.workers.batches.runner import OutOfMemoryPolicy, RunResult, merge, run
 from millstream.workers.models.loaded_models import LoadedModel
 from tests.kit import models
 
@@ -375,7 +375,7 @@ class Narrow(Counted):
         return outputs
 
 
-class Memory:
+class Memory(OutOfMemoryPolicy):
     """Rows of runs that found no memory, and of those whose halves ran."""
 
     def __init__(self) -> None:

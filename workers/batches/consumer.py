@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from millstream.services.errors import Code, Failure
 from millstream.services.process.waits import Spin
@@ -17,6 +17,7 @@ from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress
 from millstream.services.wire.batch import decode_batch, read_item
 from millstream.workers.batches.lease import LOSSES_MAX, Lease, refusal
+from millstream.workers.metrics import WorkerMetrics
 
 _NO_GROUP = "NOGROUP"
 _SCRIPTS = (
@@ -52,16 +53,6 @@ class OthersWait(NamedTuple):
     behind: bool
 
 
-class LossMetrics(Protocol):
-    """The metrics of batches that a worker leased and did not answer."""
-
-    def reply_refused(self) -> None:
-        """Count a batch whose outputs Redis refused."""
-
-    def batch_unreadable(self) -> None:
-        """Count a batch that this worker could not read and passed on."""
-
-
 class Consumer:
     """Calls of one worker over one connection. Not thread-safe.
 
@@ -82,7 +73,7 @@ class Consumer:
         clock: RedisClock,
         spin: Spin | None = None,
         reply_s_max: float | None = None,
-        losses: LossMetrics | None = None,
+        losses: WorkerMetrics | None = None,
     ) -> None:
         self._losses = losses
         self._keys = keys

@@ -228,7 +228,7 @@ class ReplyWriter:
         self._lease_valid = lease_valid
         self._inline_bytes_max = inline_bytes_max
         self._bytes_max = bytes_max
-        # Counters, which WorkerMetrics reads and resets.
+        # Counters, which ReplySender reads and resets.
         self.too_large = 0  # requests whose outputs were too large
         self.segment_bytes = 0
 

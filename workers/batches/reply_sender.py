@@ -19,6 +19,7 @@ from millstream.workers.batches.consumer import Consumer, Finished
 from millstream.workers.batches.direct_work import DirectWork
 from millstream.workers.batches.lease import Lease, ReplyWriter
 from millstream.workers.batches.runner import RunResult
+from millstream.workers.metrics import WorkerMetrics
 
 _NO_INPUTS = memoryview(b"")
 
@@ -43,7 +44,7 @@ class ReplySender:
         self._links = links
         self._lease_valid = lease_valid
         self.direct = direct
-        # Counters, which WorkerMetrics reads and resets.
+        # Since the last `count`.
         self.redis_bytes = 0
         self.by_redis = 0
         self.by_socket = 0
@@ -107,6 +108,20 @@ class ReplySender:
         """Look up the addresses of gateways that replies are for. Called in another thread."""
         for gateway in [*self._links.wanted]:
             self._links.found(gateway, consumer.reply_address(gateway))
+
+    def count(self, metrics: WorkerMetrics) -> None:
+        """Count what was written and sent since the last call."""
+        metrics.sent(
+            self.redis_bytes,
+            self.writer.segment_bytes,
+            self.writer.too_large,
+            redis=self.by_redis,
+            socket=self.by_socket,
+            tcp=self.by_tcp,
+            direct=self.by_direct,
+        )
+        self.redis_bytes = self.by_redis = self.by_socket = self.by_tcp = self.by_direct = 0
+        self.writer.segment_bytes = self.writer.too_large = 0
 
     def give_up(self, lease: Lease) -> Finished | None:
         """Have the requests of a lease tried alone. Returns what `finish` returns."""

@@ -1,22 +1,39 @@
-"""Leases -> merge -> run -> split. A failed run is bisected: only the requests at fault get its error."""
+"""Leases -> merge -> run -> split. A failed run is bisected: only the requests at fault get their error.
+
+A size counts as too large for the memory only if its halves ran. A request that finds no memory alone is itself at
+fault, and does not change the sizes of other requests.
+"""
 
 from __future__ import annotations
 
+import gc
+import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from millstream.services.errors import Code, Failure
+from millstream.services.process.process_memory import trim
 from millstream.services.queue.pipeline import RedisClock
 from millstream.services.segments.segment import Segments
 from millstream.workers.backends.base import Array, OutOfMemory, Terminated, check_outputs
 from millstream.workers.batches.lease import Inputs, Lease, RunCost, fail_outside, input_arrays
 from millstream.workers.batches.watchdog import Guarded
-from millstream.workers.models.loaded_models import LoadedModel
+from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
+
+log = logging.getLogger("millstream.memory")
 
 OnRun = Callable[[Inputs, list[Array]], None]
+
+
+#: Least time between two rebuilds of an instance, and between two log lines: a caller who repeats a request that is too
+#: large must not cause a load each time.
+REBUILD_S_MIN = 10.0
+#: Least time between two garbage collections.
+COLLECT_S_MIN = 1.0
 
 
 class RequestError(NamedTuple):
@@ -27,16 +44,6 @@ class RequestError(NamedTuple):
 
 
 NO_ERROR = RequestError(Code.INTERNAL, "")
-
-
-class MemoryPolicy(Protocol):
-    """Reacts to runs that find no memory."""
-
-    def failed(self, lane: str, rows: int) -> None:
-        """Handle a run of `rows` rows that found no memory; its halves are tried next if it has several rows."""
-
-    def halves_ran(self, lane: str, rows: int) -> None:
-        """Handle the success of the halves of such a run."""
 
 
 class RunResult(NamedTuple):
@@ -77,7 +84,7 @@ def run(
     model: LoadedModel,
     segments: Segments,
     clock: RedisClock,
-    memory: MemoryPolicy | None = None,
+    memory: OutOfMemoryPolicy | None = None,
     guarded: Guarded | None = None,
     on_run: OnRun | None = None,
 ) -> list[RunResult]:
@@ -144,7 +151,7 @@ class _Runner:
         self,
         model: LoadedModel,
         lane: str,
-        memory: MemoryPolicy | None,
+        memory: OutOfMemoryPolicy | None,
         guarded: Guarded | None,
         on_run: OnRun | None,
     ) -> None:
@@ -296,3 +303,58 @@ def _join(lease: Lease, parts: list[list[Array]]) -> list[Array] | None:
         for position in list(lease.live_requests):
             lease.fail(position, Code.MODEL, "there was no memory for the outputs")
         return None
+
+
+class OutOfMemoryPolicy:
+    """Handles runs that found no memory. Called by the main loop only."""
+
+    def __init__(
+        self, models: LoadedModels, metrics: WorkerMetrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._models = models
+        self._metrics = metrics
+        self._clock = clock
+        self._collected_at = float("-inf")
+        self._logged_at: dict[str, float] = {}
+        self._rebuilt_at: dict[str, float] = {}
+
+    def failed(self, lane: str, rows: int) -> None:
+        """Handle a run of `rows` rows that found no memory.
+
+        If the run can be halved, the instance is rebuilt first, which frees the memory that earlier runs left behind.
+        Raises RuntimeError if the rebuild fails: then the process must be replaced.
+        """
+        model = self._models.get(lane)
+        if model is None or model.instance is None:
+            return
+        self._metrics.out_of_memory(model)
+        now = self._clock()
+        if _is_due(self._logged_at, lane, now):
+            log.warning("no memory for a run of %d rows of %s", rows, lane)
+        if now - self._collected_at >= COLLECT_S_MIN:
+            self._collected_at = now
+            gc.collect()
+            trim()
+        if rows < 2 or not _is_due(self._rebuilt_at, lane, now):
+            return
+        try:
+            model.instance.rebuild()
+        except Failure as failure:
+            raise RuntimeError(f"the instance of {lane} cannot be rebuilt: {failure.message}") from failure
+
+    def halves_ran(self, lane: str, rows: int) -> None:
+        """Limit the runs of the instance to half of `rows`, which found no memory together but ran in halves."""
+        model = self._models.get(lane)
+        if model is not None and model.rows_efficient > rows // 2:
+            log.warning("%s runs at most %d rows from now on", lane, rows // 2)
+            self._models.learn(lane, model.exploration, rows // 2, fitting=rows // 2)
+
+
+def _is_due(last_at: dict[str, float], lane: str, now: float) -> bool:
+    """Return whether the lane's last time is more than REBUILD_S_MIN ago; if so, set it to `now`."""
+    if now - last_at.get(lane, float("-inf")) < REBUILD_S_MIN:
+        return False
+    for past in [known for known, at in last_at.items() if now - at >= REBUILD_S_MIN]:
+        del last_at[past]
+    last_at[lane] = now
+    return True
