@@ -69,6 +69,7 @@ check: install ## lint, format, types, rules between folders
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m tests.kit.line_budget
+	@$(BIN)/python -m tests.kit.face
 
 dashboards: install ## write deploy/grafana/dashboards, the dashboards as Grafana reads them
 	@$(BIN)/python -m deploy.grafana.build
