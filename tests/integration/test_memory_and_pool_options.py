@@ -41,7 +41,7 @@ def test_more_memory_than_there_is_is_a_warning_in_units_that_people_read() -> N
 @pytest.mark.parametrize("command", ["configure", "placement", "plan", "up"])
 def test_the_pages_teach_with_examples(tmp_path: Path, command: str) -> None:
     page = Millstream(tmp_path).ok(command, "--help")
-    examples = page.partition("\nExamples\n")[2].splitlines()
+    examples = page.partition("\nExamples:\n")[2].splitlines()
     assert len(examples) >= 3
     assert all(line.startswith(f"  millstream {command}") for line in examples)
     assert command != "up" or ("--memory 8GiB" in page and "--pool gpu=1,memory=16GiB" in page)

@@ -47,4 +47,4 @@ def test_a_server_whose_output_nobody_reads_serves_and_stops_cleanly(tmp_path: P
             _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     assert "Traceback" not in stderr
-    assert {path.name for path in run_dir.iterdir()} <= {"loads", "lock"}
+    assert {path.name for path in run_dir.iterdir()} <= {"loads", "lock", "token"}
