@@ -55,6 +55,8 @@ class Hosts:
         self._workers += 1
         shm_dir = self._folder / f"host-{self._workers}"
         shm_dir.mkdir()
+        # The gateway's page also tells what this worker counts.
+        metrics_of(self._folder, shm_dir).symlink_to(metrics_of(self._folder, self._folder / "shm"))
         return self.machines.worker(index=str(self._workers), shm_dir=shm_dir)
 
     @property
@@ -82,6 +84,10 @@ class Hosts:
         return sum(self.redis.xlen(stream) for stream in self.redis.scan_iter("ms:*:stream:*"))
 
 
+def metrics_of(folder: Path, shm_dir: Path) -> Path:
+    return metrics_dir(Settings(home=folder / "fleet" / "home", shm_dir=shm_dir))
+
+
 @contextmanager
 def running(folder: Path, **settings: object) -> Iterator[Hosts]:
     (folder / "redis").mkdir()
@@ -92,7 +98,7 @@ def running(folder: Path, **settings: object) -> Iterator[Hosts]:
         (folder / "shm").mkdir()
         settings = {"REPLY_PORT": 0, "SHM_DIR": folder / "shm", "CHECK_S_MAX": 600} | settings
         # Without this folder each process has metrics of its own.
-        metrics_dir(Settings(home=folder / "fleet" / "home", shm_dir=folder / "shm")).mkdir()
+        metrics_of(folder, folder / "shm").mkdir()
         with fleet(folder / "fleet", address, SOURCE, **settings) as machines:
             hosts = Hosts(machines, address, folder)
             machines.push(hosts.http, "scale", models.scale(folder / "scale.onnx"))
