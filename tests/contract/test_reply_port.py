@@ -32,6 +32,7 @@ from millstream.services.queue.reply_protocol import (
     ReplyAddress,
     encode_login,
 )
+from tests.kit.ports import free_port
 from tests.kit.wire import until
 
 HOST = "127.0.0.1"
@@ -517,12 +518,22 @@ def test_a_worker_that_reads_no_receipts_loses_its_connection():
     run(test)
 
 
+def neighbouring_ports() -> int:
+    """Return a free port after which there is another one."""
+    while True:
+        port = free_port()
+        with suppress(OSError), socket.socket() as other:
+            other.bind((HOST, port + 1))
+            return port
+
+
 def test_gateways_of_one_host_share_a_range_of_ports(monkeypatch, caplog):
     monkeypatch.setattr(reply_port, "PORTS_TRIED", 2)
 
     async def test() -> None:
-        async with listening() as (first, _):
-            port = first.address("cpu").port
+        port = neighbouring_ports()
+        async with listening(port=port) as (first, _):
+            assert first.address("cpu").port == port
             async with listening(port=port) as (second, _):
                 assert second.address("cpu").port == port + 1
                 third = ReplyPort(port, lambda *_: None)

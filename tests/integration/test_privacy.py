@@ -30,7 +30,9 @@ def test_a_home_is_its_owners_alone_and_workers_have_no_key(tmp_path: Path) -> N
             pids = stack.pids()
             seen = {name: Path(f"/proc/{pid}/environ").read_bytes() for name, pid in pids.items()}
             assert b"secret-of-the-operator" in seen["gateway-0"]
-            assert {name for name, environment in seen.items() if b"secret" in environment} == {"gateway-0"}
+            assert {name for name, environment in seen.items() if b"secret-of-the-operator" in environment} == {
+                "gateway-0"
+            }
     finally:
         os.umask(before)
 
