@@ -13,7 +13,7 @@ import yaml
 from millstream.plugins.fleet.controller.loops import scale_limits
 from millstream.plugins.fleet.gateway.routes_scale import PoolScale
 from millstream.services.metrics.catalogue import CATALOGUE
-from millstream.services.settings import Settings
+from millstream.services.settings import settings_class
 from tests.kit.containers.dockerfile import ROOT
 from tests.kit.containers.kubernetes import FOLDER, KUBECTL, build, of_kind, variables
 
@@ -50,7 +50,7 @@ def test_the_scaler_and_the_decision_have_the_same_bounds(objects: list[dict[str
     (worker,) = spec["template"]["spec"]["containers"]
     pool = worker["args"][worker["args"].index("--pool") + 1]
     (controller,) = deployment(objects, "millstream-controller")["spec"]["template"]["spec"]["containers"]
-    limits = scale_limits(Settings(pools=variables(objects, controller)["MILLSTREAM_POOLS"]))[pool]
+    limits = scale_limits(settings_class()(pools=variables(objects, controller)["MILLSTREAM_POOLS"]))[pool]
     low = scaler["spec"].get("minReplicas", scaler["spec"].get("minReplicaCount"))
     high = scaler["spec"].get("maxReplicas", scaler["spec"].get("maxReplicaCount"))
     assert (limits.workers_min, limits.workers_max) == (low, high)
