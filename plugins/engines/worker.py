@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from pydantic import BaseModel, ValidationError
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import NUMPY
@@ -27,6 +28,7 @@ NO_MEMORY = re.compile(
     r"RESOURCE_EXHAUSTED|out of memory|not enough memory|bad_alloc|failed to allocate|can't allocate|alloc.* failed",
     re.IGNORECASE,
 )
+Document = TypeVar("Document", bound=BaseModel)
 
 
 @contextmanager
@@ -70,6 +72,14 @@ class ProgramInstance:
     def call(self, program: Any, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the outputs by name. Raises anything; Terminated if the run was ended."""
         raise NotImplementedError
+
+    def document(self, kind: type[Document], path: Path) -> Document:
+        """Return the document of a compiled model. Raises Failure(MODEL) if the file holds none."""
+        with path.open("rb") as file:
+            try:
+                return kind.model_validate_json(file.read(DOCUMENT_BYTES_MAX))
+            except ValidationError as error:
+                raise Failure(Code.MODEL, f"{self.title}: {path.name} is no document of a compiled model") from error
 
     def _open(self) -> None:
         path = self._path

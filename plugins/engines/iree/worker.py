@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from millstream.plugins.compile.candidate import CompileTask, Subject
 from millstream.plugins.compile.form_runner import compile_candidate
 from millstream.plugins.engines.iree.target import Iree as IreeTarget
 from millstream.plugins.engines.jax.document import FORMAT, is_export_file
-from millstream.plugins.engines.worker import DOCUMENT_BYTES_MAX, ProgramInstance, importing, padded
+from millstream.plugins.engines.worker import ProgramInstance, importing, padded
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.workers.backends.base import Array, Options
@@ -65,11 +65,7 @@ class IreeInstance(ProgramInstance):
             return self._read(self._compile(path, Path(folder) / "model"))
 
     def _read(self, path: Path) -> tuple[Document, dict[int, Any]]:
-        with path.open("rb") as file:
-            try:
-                document = Document.model_validate_json(file.read(DOCUMENT_BYTES_MAX))
-            except ValidationError as error:
-                raise Failure(Code.MODEL, f"IREE: {path.name} is no document of a compiled model") from error
+        document = self.document(Document, path)
         self.check_names(document.inputs, document.outputs)
         return document, {rows: self._load(path.parent / name) for rows, name in document.files.items()}
 

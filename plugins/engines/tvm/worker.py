@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from millstream.plugins.engines.tvm.target import load_tvm
-from millstream.plugins.engines.worker import DOCUMENT_BYTES_MAX, ProgramInstance, importing
+from millstream.plugins.engines.worker import ProgramInstance, importing
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.signature import Signature
 from millstream.workers.backends.base import Array, Options
@@ -50,11 +50,7 @@ class TvmInstance(ProgramInstance):
         super().__init__(path, signature)
 
     def read(self, path: Path) -> Any:
-        with path.open("rb") as file:
-            try:
-                document = Document.model_validate_json(file.read(DOCUMENT_BYTES_MAX))
-            except ValidationError as error:
-                raise Failure(Code.MODEL, f"TVM: {path.name} is no document of a compiled model") from error
+        document = self.document(Document, path)
         self.check_names(document.inputs, document.outputs)
         if Path(document.library).name != document.library:
             raise Failure(Code.MODEL, f"TVM: {path.name} names a file that is not beside it")
