@@ -1,0 +1,3 @@
+export function LogsPage() {
+  return <div class="head"><h1>Logs</h1></div>;
+}

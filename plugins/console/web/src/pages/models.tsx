@@ -1,0 +1,3 @@
+export function ModelsPage() {
+  return <div class="head"><h1>Models</h1></div>;
+}

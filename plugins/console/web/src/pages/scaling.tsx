@@ -1,0 +1,3 @@
+export function ScalingPage() {
+  return <div class="head"><h1>Scaling</h1></div>;
+}
