@@ -68,7 +68,8 @@ export function Bar(props: { used: number; total: number | null; label: string }
   );
 }
 
-export function Code(props: { text: string; label?: string }) {
+/** A button that copies a text. */
+export function Copy(props: { text: string; label?: string }) {
   const [copied, setCopied] = useState(false);
   const copy = async () => {
     try {
@@ -79,10 +80,14 @@ export function Code(props: { text: string; label?: string }) {
       // pages that are not secure may not write: the text can be selected
     }
   };
+  return <Button onClick={copy} aria-label={props.label && !copied ? props.label : undefined}>{copied ? "Copied" : "Copy"}</Button>;
+}
+
+export function Code(props: { text: string; label?: string }) {
   return (
     <div class="code">
       <pre tabIndex={0} aria-label={props.label ?? "code"}>{props.text}</pre>
-      <Button onClick={copy}>{copied ? "Copied" : "Copy"}</Button>
+      <Copy text={props.text} />
     </div>
   );
 }
@@ -134,12 +139,14 @@ export function Table<Row>(props: {
   sort?: string;
   descending?: boolean;
   empty?: string;
+  rowsOfPage?: number;
 }) {
+  const size = props.rowsOfPage ?? PAGE;
   const [sort, setSort] = useState({ name: props.sort ?? "", down: props.descending ?? false });
   const [page, setPage] = useState(0);
   const by = props.columns.find((column) => column.name === sort.name)?.by;
   const rows = by ? [...props.rows].sort((a, b) => compare(by(a), by(b)) * (sort.down ? -1 : 1)) : props.rows;
-  const last = Math.max(0, Math.ceil(rows.length / PAGE) - 1);
+  const last = Math.max(0, Math.ceil(rows.length / size) - 1);
   const at = Math.min(page, last);
   if (!rows.length) return <Empty>{props.empty ?? "Nothing yet."}</Empty>;
   return (
@@ -171,7 +178,7 @@ export function Table<Row>(props: {
             </tr>
           </thead>
           <tbody>
-            {rows.slice(at * PAGE, (at + 1) * PAGE).map((row) => (
+            {rows.slice(at * size, (at + 1) * size).map((row) => (
               <tr key={props.keyOf(row)}>
                 {props.columns.map((column) => (
                   <td key={column.name} class={column.right ? "right" : ""}>
@@ -187,7 +194,7 @@ export function Table<Row>(props: {
         <nav class="pages" aria-label={`pages of ${props.label}`}>
           <Button disabled={at === 0} onClick={() => setPage(at - 1)}>Previous</Button>
           <span>
-            {at * PAGE + 1} to {Math.min(rows.length, (at + 1) * PAGE)} of {rows.length}
+            {at * size + 1} to {Math.min(rows.length, (at + 1) * size)} of {rows.length}
           </span>
           <Button disabled={at === last} onClick={() => setPage(at + 1)}>Next</Button>
         </nav>

@@ -1,3 +1,201 @@
+// API keys: who may do what, how much, and what they used.
+import { useState } from "preact/hooks";
+import { admin, get, request, send, session } from "../api";
+import { link } from "../router";
+import { Badge, Button, Card, Code, Confirm, ErrorLine, Table, useKept, useLoaded, type Column } from "../ui";
+import { ago, bytes, count, seconds, when } from "../units";
+import { changesOf, draftOf, KeyFields, limitsText, NEW_DRAFT, newKeyOf, type Draft, type Key } from "./key_fields";
+
+interface KeyWithSecret extends Key {
+  key: string;
+}
+interface Use {
+  allowed: number;
+  refused: number;
+  rows: number;
+  run_s: number;
+}
+type Asked = { kind: "create" } | { kind: "edit" | "rotate" | "revoke" | "forget"; key: Key } | { kind: "damaged"; id: string };
+
+const FAMILIES = ["millstream_key_requests_total", "millstream_key_rows_total", "millstream_key_run_seconds_total"];
+
+/** Reads what each key used from the metrics page, by the name of the key, since the gateways started. */
+export function usesOf(page: string): Map<string, Use> {
+  const found = new Map<string, Use>();
+  for (const line of page.split("\n")) {
+    const family = FAMILIES.find((name) => line.startsWith(`${name}{`));
+    const name = family && /[{,]key="([^"]*)"/.exec(line)?.[1];
+    if (!family || name === undefined) continue;
+    const use = found.get(name) ?? { allowed: 0, refused: 0, rows: 0, run_s: 0 };
+    const value = Number(line.slice(line.lastIndexOf("}") + 1).trim().split(" ")[0]);
+    if (family === FAMILIES[1]) use.rows += value;
+    else if (family === FAMILIES[2]) use.run_s += value;
+    else if (line.includes('outcome="allowed"')) use.allowed += value;
+    else use.refused += value;
+    found.set(name, use);
+  }
+  return found;
+}
+
+function state(key: Key) {
+  if (key.state === "live") return <Badge kind="good">live</Badge>;
+  return <Badge kind="bad">{key.state}{key.revoked_at ? ` ${ago(key.revoked_at)}` : ""}</Badge>;
+}
+
+function columnsFor(uses: Map<string, Use> | null, ask: (asked: Asked) => void): Column<Key>[] {
+  const use = (key: Key) => uses?.get(key.name);
+  return [
+    { name: "Name", cell: (key) => <>{key.name}<div class="hint">{key.id}</div></>, by: (key) => key.name },
+    { name: "State", cell: (key) => <>{state(key)}{key.secrets.length > 1 && <div class="hint">the secret before is accepted until {when(key.secrets.find((one) => one.expires_at)?.expires_at)}</div>}</>, by: (key) => key.state },
+    { name: "May", cell: (key) => key.scopes.map((scope) => <div key={scope}><code>{scope}</code></div>) },
+    { name: "Limits", cell: (key) => limitsText(key).map((text) => <div key={text}>{text}</div>) },
+    { name: "Created", cell: (key) => <time title={when(key.created_at)}>{ago(key.created_at)}</time>, by: (key) => key.created_at },
+    { name: "Ends", cell: (key) => (key.expires_at ? when(key.expires_at) : "never"), by: (key) => key.expires_at },
+    {
+      name: "Calls",
+      cell: (key) => <>{count(use(key)?.allowed)}{!!use(key)?.refused && <div class="hint">{count(use(key)?.refused)} refused</div>}</>,
+      by: (key) => use(key)?.allowed ?? null,
+      right: true,
+    },
+    { name: "Rows", cell: (key) => count(use(key)?.rows), by: (key) => use(key)?.rows ?? null, right: true },
+    { name: "Runs took", cell: (key) => seconds(use(key)?.run_s), by: (key) => use(key)?.run_s ?? null, right: true },
+    { name: "Memory", cell: (key) => bytes(key.memory_taken_bytes), by: (key) => key.memory_taken_bytes, right: true },
+    {
+      name: "Change",
+      cell: (key) => {
+        const act = (kind: "edit" | "rotate" | "revoke" | "forget", text: string, danger = false) => (
+          <Button kind={danger ? "danger" : "plain"} aria-label={`${text} the key ${key.name}`} onClick={() => ask({ kind, key })}>{text}</Button>
+        );
+        return (
+          <div class="row-actions">
+            {key.state === "live" ? <>{act("edit", "Edit")}{act("rotate", "Rotate")}{act("revoke", "Revoke", true)}</> : act("forget", "Forget", true)}
+            <a href={link(["audit"], { key: key.id })} aria-label={`audit log of the key ${key.name}`}>Audit</a>
+          </div>
+        );
+      },
+    },
+  ];
+}
+
 export function KeysPage() {
-  return <div class="head"><h1>Keys</h1></div>;
+  const { value, error, reload } = useLoaded((abort) => get<{ keys: Key[]; damaged: string[] }>(admin("keys"), abort), [], 15);
+  const uses = useLoaded(async (abort) => usesOf(await (await request("call/metrics", { signal: abort })).text()), []);
+  const [asked, ask] = useState<Asked | null>(null);
+  const [made, setMade] = useState<KeyWithSecret | null>(null);
+  const [ended, setEnded] = useState(false);
+  const shown = value?.keys.filter((key) => ended || key.state === "live") ?? [];
+  const done = () => (ask(null), reload());
+  return (
+    <>
+      <div class="head">
+        <h1>Keys</h1>
+        <Button kind="main" onClick={() => ask({ kind: "create" })}>Create a key</Button>
+      </div>
+      {session.value?.keys_required === false && (
+        <p class="note">There is no key: whoever reaches this server may call its models. With the first key, every call needs one.</p>
+      )}
+      {made && (
+        <Card title={`The secret of ${made.name}`} aside={<Button onClick={() => setMade(null)}>I have it</Button>}>
+          <p role="status">It is shown this once: the server keeps only its digest. Send it as <code>Authorization: Bearer</code>.</p>
+          <Code label={`secret of the key ${made.name}`} text={made.key} />
+        </Card>
+      )}
+      <ErrorLine error={error} again={reload} />
+      {value && (
+        <Card
+          title="API keys"
+          aside={<label class="line"><input type="checkbox" checked={ended} onChange={(event) => setEnded(event.currentTarget.checked)} />with revoked and expired ones</label>}
+        >
+          <Table label="API keys" columns={columnsFor(uses.value, ask)} rows={shown} keyOf={(key) => key.id} sort="Name" empty="There is no live key." />
+          <p class="hint">
+            Calls, rows and runs are since the gateways started. <Button onClick={() => (uses.reload(), reload())}>Read anew</Button>
+          </p>
+          <ErrorLine error={uses.error} />
+          {value.damaged.map((id) => (
+            <p key={id} class="problem">
+              The document of the key <code>{id}</code> cannot be read, so the key is refused.{" "}
+              <Button kind="danger" aria-label={`Forget the key ${id}`} onClick={() => ask({ kind: "damaged", id })}>Forget</Button>
+            </p>
+          ))}
+        </Card>
+      )}
+      {asked && <Question asked={asked} onDone={done} onMade={setMade} />}
+    </>
+  );
+}
+
+function Question(props: { asked: Asked; onDone: () => void; onMade: (key: KeyWithSecret) => void }) {
+  const { asked, onDone, onMade } = props;
+  if (asked.kind === "create") return <Create onDone={onDone} onMade={onMade} />;
+  if (asked.kind === "edit") return <Edit of={asked.key} onDone={onDone} />;
+  if (asked.kind === "rotate") return <Rotate of={asked.key} onDone={onDone} onMade={onMade} />;
+  if (asked.kind === "revoke") {
+    return (
+      <Confirm danger title={`Revoke ${asked.key.name}?`} action="Revoke" onDone={onDone} run={() => send("DELETE", admin("keys", asked.key.id))}>
+        <p>From now on every gateway refuses it, and whoever is signed in with it is signed out. It cannot be made live again.</p>
+      </Confirm>
+    );
+  }
+  const id = asked.kind === "damaged" ? asked.id : asked.key.id;
+  return (
+    <Confirm danger title={`Forget ${asked.kind === "damaged" ? id : asked.key.name}?`} action="Forget" onDone={onDone} run={() => send("DELETE", `${admin("keys", id)}?forget=true`)}>
+      <p>Its document is removed; the audit log keeps what it did. If it is the last document of a key, calls need no key any more.</p>
+    </Confirm>
+  );
+}
+
+/** The draft outlives a reload of the page; it holds no secret. */
+function useDraft(name: string, first: Draft): [Draft, (draft: Draft) => void, () => void] {
+  const [kept, keep] = useKept(name);
+  let draft = first;
+  try {
+    draft = { ...first, ...(JSON.parse(kept) as Partial<Draft>) };
+  } catch {
+    // nothing is kept
+  }
+  return [draft, (next) => keep(JSON.stringify(next)), () => keep("")];
+}
+
+function Create(props: { onDone: () => void; onMade: (key: KeyWithSecret) => void }) {
+  const [draft, setDraft, forget] = useDraft("new key", NEW_DRAFT);
+  const run = async () => {
+    props.onMade(await send<KeyWithSecret>("POST", admin("keys"), newKeyOf(draft)));
+    forget();
+  };
+  return (
+    <Confirm title="Create a key" action="Create" onDone={props.onDone} run={run}>
+      <label for="key-name">Name</label>
+      <input id="key-name" required maxLength={64} pattern="[A-Za-z0-9][A-Za-z0-9._\-]*" title="letters, digits, '.', '_' and '-'" value={draft.name}
+        autocomplete="off" onInput={(event) => setDraft({ ...draft, name: event.currentTarget.value })} />
+      <p class="hint">Metrics, logs and the audit log show it.</p>
+      <KeyFields draft={draft} onChange={setDraft} />
+    </Confirm>
+  );
+}
+
+function Edit(props: { of: Key; onDone: () => void }) {
+  const [draft, setDraft, forget] = useDraft(`key ${props.of.id} ${props.of.generation}`, draftOf(props.of));
+  const run = async () => {
+    await send("PATCH", admin("keys", props.of.id), changesOf(props.of, draft));
+    forget();
+  };
+  return (
+    <Confirm title={`Change ${props.of.name}`} action="Save" onDone={props.onDone} run={run}>
+      <p class="hint">It keeps its secret. All gateways know the change when it is saved.</p>
+      <KeyFields draft={draft} onChange={setDraft} />
+    </Confirm>
+  );
+}
+
+function Rotate(props: { of: Key; onDone: () => void; onMade: (key: KeyWithSecret) => void }) {
+  const [hours, setHours] = useState("24");
+  const run = async () =>
+    props.onMade(await send<KeyWithSecret>("POST", admin("keys", props.of.id, "rotate"), { grace_s: 3600 * Number(hours) }));
+  return (
+    <Confirm title={`Give ${props.of.name} a new secret?`} action="Rotate" onDone={props.onDone} run={run}>
+      <p>The new secret is shown once. Name, scopes and limits stay.</p>
+      <label for="grace">Hours for which the present secret is accepted, too</label>
+      <input id="grace" type="number" required min="0" max="720" step="any" value={hours} onInput={(event) => setHours(event.currentTarget.value)} />
+    </Confirm>
+  );
 }

@@ -1,3 +1,138 @@
+// The slowest and the failed requests of the last minutes, with the stages in which their time went.
+import { get } from "../api";
+import { link, place, setQuery } from "../router";
+import { Badge, Card, Copy, ErrorLine, Table, Tabs, useLoaded, type Column } from "../ui";
+import { ago, seconds, when } from "../units";
+
+interface Run {
+  model: string;
+  version: number | string;
+  pool: string;
+  rows: number;
+  lane_s: number;
+  queue_s: number;
+  run_s: number;
+}
+interface Recorded {
+  at: number;
+  protocol: string;
+  method: string;
+  route: string;
+  path: string;
+  status: number | string;
+  seconds: number;
+  model: string | null;
+  version: number | string | null;
+  request_id: string;
+  key: string | null;
+  runs: Run[];
+}
+
+const EVERY_S = 5;
+const STAGES = [
+  { name: "lane", about: "waits in the gateway for its batch", of: (run: Run) => run.lane_s },
+  { name: "queue", about: "waits in Redis for a worker", of: (run: Run) => run.queue_s },
+  { name: "run", about: "the worker computes", of: (run: Run) => run.run_s },
+] as const;
+
+/** Returns the seconds of each stage; "other" is what is not in a run: reading, checks, writing the answer. */
+function stagesOf(row: Recorded): { name: string; seconds: number }[] {
+  // Runs of one request may overlap: their longest stage counts, and never more than the request took.
+  let left = row.seconds;
+  const found = STAGES.map((stage) => {
+    const longest = Math.min(left, Math.max(0, ...row.runs.map(stage.of)));
+    left -= longest;
+    return { name: stage.name as string, seconds: longest };
+  });
+  return [...found, { name: "other", seconds: Math.max(0, left) }];
+}
+
+function Stages(props: { row: Recorded; longest: number }) {
+  const stages = stagesOf(props.row).filter((stage) => stage.seconds > 0);
+  const text = stages.map((stage) => `${stage.name} ${seconds(stage.seconds)}`).join(", ");
+  return (
+    <>
+      <div class="stages" aria-hidden="true">
+        {stages.map((stage) => (
+          <span key={stage.name} class={stage.name} style={{ width: `${(100 * stage.seconds) / props.longest}%` }} />
+        ))}
+      </div>
+      <div class="hint">{text || "no run"}</div>
+    </>
+  );
+}
+
+function isFailure(status: number | string): boolean {
+  return typeof status === "number" ? status >= 400 : status !== "OK";
+}
+
+function columnsFor(longest: number): Column<Recorded>[] {
+  return [
+    { name: "When", cell: (row) => <time title={when(row.at)}>{ago(row.at)}</time>, by: (row) => row.at },
+    {
+      name: "Model",
+      cell: (row) => (row.model ? <><a href={link(["models", row.model])}>{row.model}</a>{row.version != null && ` ${row.version}`}</> : "–"),
+      by: (row) => row.model,
+    },
+    {
+      name: "Call",
+      cell: (row) => (
+        <>
+          {row.method} {row.path || row.route}
+          <div class="hint">{row.protocol}{row.key ? `, key ${row.key}` : ""}</div>
+        </>
+      ),
+      by: (row) => row.route,
+    },
+    {
+      name: "Status",
+      cell: (row) => (isFailure(row.status) ? <Badge kind="bad">failed, {row.status}</Badge> : <Badge kind="good">{row.status}</Badge>),
+      by: (row) => row.status,
+    },
+    { name: "Time", cell: (row) => seconds(row.seconds), by: (row) => row.seconds, right: true },
+    { name: "Stages", cell: (row) => <Stages row={row} longest={longest} /> },
+    {
+      name: "Request id",
+      cell: (row) => row.request_id && <span class="with-copy"><code>{row.request_id}</code><Copy text={row.request_id} label={`copy the request id ${row.request_id}`} /></span>,
+    },
+  ];
+}
+
 export function RequestsPage() {
-  return <div class="head"><h1>Requests</h1></div>;
+  const query = place.value.query;
+  const tab = query.get("show") === "failed" ? "failed" : "slowest";
+  const model = query.get("model") ?? "";
+  const { value, error, reload } = useLoaded((abort) => get<Record<"slowest" | "failed", Recorded[]>>("requests", abort), [], EVERY_S);
+  const all = value ? [...value.slowest, ...value.failed] : [];
+  const models = [...new Set([...all.map((row) => row.model ?? ""), model])].filter(Boolean).sort();
+  const rows = value?.[tab].filter((row) => !model || row.model === model || row.runs.some((run) => run.model === model)) ?? [];
+  const longest = Math.max(1e-9, ...rows.map((row) => row.seconds));
+  return (
+    <>
+      <div class="head"><h1>Requests</h1></div>
+      <Tabs names={[["slowest", "Slowest"], ["failed", "Failed"]]} active={tab} onPick={(name) => setQuery({ show: name, model })} />
+      <Card>
+        <div class="filters">
+          <label class="field">
+            Model
+            <select value={model} onChange={(event) => setQuery({ show: tab, model: event.currentTarget.value })}>
+              <option value="">all models</option>
+              {models.map((name) => <option key={name} value={name}>{name}</option>)}
+            </select>
+          </label>
+          <p class="hint">Of the last 10 minutes, at most 50 of each kind, of this gateway.</p>
+        </div>
+        <ul class="legend" aria-label="stages of a request">
+          {STAGES.map((stage) => <li key={stage.name}><span class={`swatch ${stage.name}`} aria-hidden="true" />{stage.name}: {stage.about}</li>)}
+          <li><span class="swatch other" aria-hidden="true" />other: reading, checks, writing the answer</li>
+        </ul>
+        <ErrorLine error={error} again={reload} />
+        {value && (
+          <Table label={`${tab} requests`} key={tab} columns={columnsFor(longest)} rows={rows} sort={tab === "failed" ? "When" : "Time"} descending
+            keyOf={(row) => `${row.at} ${row.request_id} ${row.path}`}
+            empty={tab === "failed" ? "No request failed in the last 10 minutes." : "No request came in the last 10 minutes."} />
+        )}
+      </Card>
+    </>
+  );
 }
