@@ -35,7 +35,7 @@ AUDIT_LOCK := deploy/locks/audit.txt
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-all test-quick test-frameworks test-tools install serving check dashboards pictures openapi coverage bench bench-race plan-study autoscale-study demo soak explore fuzz lock floors audit sbom wheel clean help
+.PHONY: run test test-all test-quick test-frameworks test-tools install serving check dashboards pictures console openapi coverage bench bench-race plan-study autoscale-study demo soak explore fuzz lock floors audit sbom wheel clean help
 .DELETE_ON_ERROR:
 
 run: serving ## start everything here, the digits example loaded (ARGS="--http-port 9000")
@@ -73,6 +73,9 @@ check: install ## lint, format, types, rules between folders
 
 dashboards: install ## write deploy/grafana/dashboards, the dashboards as Grafana reads them
 	@$(BIN)/python -m deploy.grafana.build
+
+console: ## build plugins/console/static, the web application that is served, from plugins/console/web (needs Node 18)
+	@cd plugins/console/web && npm ci --no-audit --no-fund --silent && npm run build
 
 pictures: $(VENV)/.frameworks ## write docs/top.svg and docs/first-model.svg, pictures of commands in a terminal
 	@$(BIN)/python -m tests.kit.top_picture

@@ -90,6 +90,7 @@ TOOLS = {
         ),
         Tool("libb64.so.0d", "libb64-0d"),  # perf_analyzer links to it
         Tool("nginx", "nginx"),
+        Tool("npm", "npm"),  # builds the console
         Tool("openssl", "openssl"),  # signs the certificates of TLS tests
         Tool("prometheus", "prometheus"),
         Tool("promtool", "prometheus"),
