@@ -119,6 +119,30 @@ export function Tabs(props: { names: [string, string][]; active: string; onPick:
   );
 }
 
+/** A place for a file: dropped or chosen. */
+export function Drop(props: { label: string; accept?: string; onFile: (file: File) => void; children?: ComponentChildren }) {
+  const [over, setOver] = useState(false);
+  const take = (files: FileList | null | undefined) => files?.[0] && props.onFile(files[0]);
+  return (
+    <div
+      class={over ? "drop over" : "drop"}
+      onDragOver={(event) => (event.preventDefault(), setOver(true))}
+      onDragLeave={() => setOver(false)}
+      onDrop={(event) => {
+        event.preventDefault();
+        setOver(false);
+        take(event.dataTransfer?.files);
+      }}
+    >
+      {props.children}
+      <input type="file" aria-label={props.label} accept={props.accept} onChange={(event) => {
+        take(event.currentTarget.files);
+        event.currentTarget.value = "";
+      }} />
+    </div>
+  );
+}
+
 export interface Column<Row> {
   name: string;
   /** What is shown. */
