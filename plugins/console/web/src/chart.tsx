@@ -18,8 +18,11 @@ export function Chart(props: { at: number[]; lines: Line[]; unit: (value: number
   useEffect(() => {
     const element = box.current;
     if (!element) return;
-    const style = getComputedStyle(element);
-    const colour = (name: string) => style.getPropertyValue(name).trim();
+    // A canvas knows no variables and no light-dark(): an element of the page says which colour they are now.
+    const colour = (name: string) => {
+      element.style.color = `var(${name})`;
+      return getComputedStyle(element).color;
+    };
     const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
     const made = new uPlot(
       {

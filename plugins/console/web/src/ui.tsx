@@ -150,6 +150,8 @@ export interface Column<Row> {
   /** By what rows are sorted; without it the column cannot sort. */
   by?: (row: Row) => string | number | null;
   right?: boolean;
+  /** Long text, which stays readable on a narrow screen. */
+  long?: boolean;
 }
 
 const PAGE = 50;
@@ -205,7 +207,7 @@ export function Table<Row>(props: {
             {rows.slice(at * size, (at + 1) * size).map((row) => (
               <tr key={props.keyOf(row)}>
                 {props.columns.map((column) => (
-                  <td key={column.name} class={column.right ? "right" : ""}>
+                  <td key={column.name} class={column.right ? "right" : column.long ? "long" : ""}>
                     {column.cell(row)}
                   </td>
                 ))}

@@ -55,7 +55,9 @@ export function ago(at: number | string | null | undefined): string {
   const date = dateOf(at);
   if (!date) return NOT_KNOWN;
   const past = (Date.now() - date.getTime()) / 1000;
-  return past < 5 ? "just now" : `${seconds(Math.round(past))} ago`;
+  if (past < 5) return "just now";
+  const step = past < 120 ? 1 : past < 7200 ? 60 : past < 172_800 ? 3600 : 86_400;
+  return `${seconds(Math.round(past / step) * step)} ago`;
 }
 
 function dateOf(at: number | string | null | undefined): Date | null {

@@ -44,6 +44,7 @@ const columns: Column<Entry>[] = [
   },
   {
     name: "What",
+    long: true,
     cell: (row) => (
       <>
         {row.what}
@@ -52,7 +53,7 @@ const columns: Column<Entry>[] = [
     ),
   },
   { name: "Model", cell: (row) => row.model && <a href={link(["models", row.model])}>{row.model}</a> },
-  { name: "Changes", cell: (row) => row.changes.map((text, at) => <div key={at}>{text}</div>) },
+  { name: "Changes", cell: (row) => row.changes.map((text, at) => <div key={at}>{text}</div>), long: true },
   {
     name: "Outcome",
     cell: (row) => (succeeded(row.outcome) ? <Badge kind="good">done, {row.outcome}</Badge> : <Badge kind="bad">failed, {row.outcome}</Badge>),
@@ -79,7 +80,7 @@ export function AuditPage() {
     <>
       <div class="head">
         <h1>Audit</h1>
-        <Button onClick={() => (before ? setQuery(chosen) : reload())}>Newest</Button>
+        <Button onClick={() => (before ? setQuery(chosen) : reload())}>{before ? "Newest" : "Read anew"}</Button>
       </div>
       <Card>
         <form class="filters" role="search" aria-label="filters of the audit log" onSubmit={(event) => event.preventDefault()}>

@@ -49,16 +49,30 @@ function columnsFor(uses: Map<string, Use> | null, ask: (asked: Asked) => void):
     { name: "State", cell: (key) => <>{state(key)}{key.secrets.length > 1 && <div class="hint">the secret before is accepted until {when(key.secrets.find((one) => one.expires_at)?.expires_at)}</div>}</>, by: (key) => key.state },
     { name: "May", cell: (key) => key.scopes.map((scope) => <div key={scope}><code>{scope}</code></div>) },
     { name: "Limits", cell: (key) => limitsText(key).map((text) => <div key={text}>{text}</div>) },
-    { name: "Created", cell: (key) => <time title={when(key.created_at)}>{ago(key.created_at)}</time>, by: (key) => key.created_at },
-    { name: "Ends", cell: (key) => (key.expires_at ? when(key.expires_at) : "never"), by: (key) => key.expires_at },
     {
-      name: "Calls",
-      cell: (key) => <>{count(use(key)?.allowed)}{!!use(key)?.refused && <div class="hint">{count(use(key)?.refused)} refused</div>}</>,
-      by: (key) => use(key)?.allowed ?? null,
-      right: true,
+      name: "Created",
+      cell: (key) => (
+        <>
+          <time title={when(key.created_at)}>{ago(key.created_at)}</time>
+          <div class="hint">{key.expires_at ? `ends ${when(key.expires_at)}` : "does not end"}</div>
+        </>
+      ),
+      by: (key) => key.created_at,
     },
-    { name: "Rows", cell: (key) => count(use(key)?.rows), by: (key) => use(key)?.rows ?? null, right: true },
-    { name: "Runs took", cell: (key) => seconds(use(key)?.run_s), by: (key) => use(key)?.run_s ?? null, right: true },
+    {
+      name: "Used",
+      cell: (key) => {
+        const used = use(key);
+        if (!used) return "–";
+        return (
+          <>
+            {count(used.allowed)} calls{used.refused > 0 && `, ${count(used.refused)} refused`}
+            <div class="hint">{count(used.rows)} rows, runs of {seconds(used.run_s)}</div>
+          </>
+        );
+      },
+      by: (key) => use(key)?.allowed ?? null,
+    },
     { name: "Memory", cell: (key) => bytes(key.memory_taken_bytes), by: (key) => key.memory_taken_bytes, right: true },
     {
       name: "Change",
@@ -84,7 +98,11 @@ export function KeysPage() {
   const [made, setMade] = useState<KeyWithSecret | null>(null);
   const [ended, setEnded] = useState(false);
   const shown = value?.keys.filter((key) => ended || key.state === "live") ?? [];
-  const done = () => (ask(null), reload());
+  const done = () => {
+    ask(null);
+    reload();
+    uses.reload();
+  };
   return (
     <>
       <div class="head">
@@ -94,51 +112,58 @@ export function KeysPage() {
       {session.value?.keys_required === false && (
         <p class="note">There is no key: whoever reaches this server may call its models. With the first key, every call needs one.</p>
       )}
-      {made && (
-        <Card title={`The secret of ${made.name}`} aside={<Button onClick={() => setMade(null)}>I have it</Button>}>
-          <p role="status">It is shown this once: the server keeps only its digest. Send it as <code>Authorization: Bearer</code>.</p>
-          <Code label={`secret of the key ${made.name}`} text={made.key} />
-        </Card>
-      )}
-      <ErrorLine error={error} again={reload} />
-      {value && (
-        <Card
-          title="API keys"
-          aside={<label class="line"><input type="checkbox" checked={ended} onChange={(event) => setEnded(event.currentTarget.checked)} />with revoked and expired ones</label>}
-        >
-          <Table label="API keys" columns={columnsFor(uses.value, ask)} rows={shown} keyOf={(key) => key.id} sort="Name" empty="There is no live key." />
-          <p class="hint">
-            Calls, rows and runs are since the gateways started. <Button onClick={() => (uses.reload(), reload())}>Read anew</Button>
-          </p>
-          <ErrorLine error={uses.error} />
-          {value.damaged.map((id) => (
-            <p key={id} class="problem">
-              The document of the key <code>{id}</code> cannot be read, so the key is refused.{" "}
-              <Button kind="danger" aria-label={`Forget the key ${id}`} onClick={() => ask({ kind: "damaged", id })}>Forget</Button>
+      <div class="cards">
+        {made && (
+          <Card wide title={`The secret of ${made.name}`} aside={<Button onClick={() => setMade(null)}>I have it</Button>}>
+            <p role="status">It is shown this once: the server keeps only its digest. Send it as <code>Authorization: Bearer</code>.</p>
+            <Code label={`secret of the key ${made.name}`} text={made.key} />
+          </Card>
+        )}
+        <ErrorLine error={error} again={reload} />
+        {value && (
+          <Card
+            wide
+            title="API keys"
+            aside={<label class="line"><input type="checkbox" checked={ended} onChange={(event) => setEnded(event.currentTarget.checked)} />with revoked and expired ones</label>}
+          >
+            <Table label="API keys" columns={columnsFor(uses.value, ask)} rows={shown} keyOf={(key) => key.id} sort="Name" empty="There is no live key." />
+            <p class="hint">
+              Calls, rows and runs are since the gateways started. <Button onClick={() => (uses.reload(), reload())}>Read anew</Button>
             </p>
-          ))}
-        </Card>
-      )}
-      {asked && <Question asked={asked} onDone={done} onMade={setMade} />}
+            <ErrorLine error={uses.error} />
+            {value.damaged.map((id) => (
+              <p key={id} class="problem">
+                The document of the key <code>{id}</code> cannot be read, so the key is refused.{" "}
+                <Button kind="danger" aria-label={`Forget the key ${id}`} onClick={() => ask({ kind: "damaged", id })}>Forget</Button>
+              </p>
+            ))}
+          </Card>
+        )}
+      </div>
+      {asked && <Question asked={asked} onDone={done} onMade={setMade} onEnded={(id) => made?.id === id && setMade(null)} />}
     </>
   );
 }
 
-function Question(props: { asked: Asked; onDone: () => void; onMade: (key: KeyWithSecret) => void }) {
+function Question(props: { asked: Asked; onDone: () => void; onMade: (key: KeyWithSecret) => void; onEnded: (id: string) => void }) {
   const { asked, onDone, onMade } = props;
+  const end = async (id: string, query = "") => {
+    await send("DELETE", `${admin("keys", id)}${query}`);
+    props.onEnded(id);
+  };
   if (asked.kind === "create") return <Create onDone={onDone} onMade={onMade} />;
   if (asked.kind === "edit") return <Edit of={asked.key} onDone={onDone} />;
   if (asked.kind === "rotate") return <Rotate of={asked.key} onDone={onDone} onMade={onMade} />;
   if (asked.kind === "revoke") {
     return (
-      <Confirm danger title={`Revoke ${asked.key.name}?`} action="Revoke" onDone={onDone} run={() => send("DELETE", admin("keys", asked.key.id))}>
+      <Confirm danger title={`Revoke ${asked.key.name}?`} action="Revoke" onDone={onDone} run={() => end(asked.key.id)}>
         <p>From now on every gateway refuses it, and whoever is signed in with it is signed out. It cannot be made live again.</p>
       </Confirm>
     );
   }
   const id = asked.kind === "damaged" ? asked.id : asked.key.id;
   return (
-    <Confirm danger title={`Forget ${asked.kind === "damaged" ? id : asked.key.name}?`} action="Forget" onDone={onDone} run={() => send("DELETE", `${admin("keys", id)}?forget=true`)}>
+    <Confirm danger title={`Forget ${asked.kind === "damaged" ? id : asked.key.name}?`} action="Forget" onDone={onDone} run={() => end(id, "?forget=true")}>
       <p>Its document is removed; the audit log keeps what it did. If it is the last document of a key, calls need no key any more.</p>
     </Confirm>
   );

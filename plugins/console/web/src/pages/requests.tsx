@@ -76,6 +76,7 @@ function columnsFor(longest: number): Column<Recorded>[] {
     },
     {
       name: "Call",
+      long: true,
       cell: (row) => (
         <>
           {row.method} {row.path || row.route}

@@ -36,6 +36,11 @@ const REASONS: Record<string, string> = {
   unbounded: "the pool has no limits, so the workers that run stay",
 };
 
+/** Also between whole numbers, for the ticks of a short axis. */
+function tick(value: number | null): string {
+  return value == null ? "–" : value.toLocaleString("en", { maximumFractionDigits: 1 });
+}
+
 interface Point {
   at: number;
   wanted: number;
@@ -62,7 +67,11 @@ export function ScalingPage() {
       <div class="head"><h1>Autoscaling</h1></div>
       {off ? <Off /> : <ErrorLine error={error} again={reload} />}
       {!off && value && !value.pools.length && <Undecided />}
-      {!off && value?.pools.map((pool) => <Pool key={pool.pool} pool={pool} now={value.read_at} history={history[pool.pool] ?? []} />)}
+      {!off && value && (
+        <div class="cards">
+          {value.pools.map((pool) => <Pool key={pool.pool} pool={pool} now={value.read_at} history={history[pool.pool] ?? []} />)}
+        </div>
+      )}
     </>
   );
 }
@@ -96,22 +105,22 @@ function Pool(props: { pool: PoolScale; now: number; history: Point[] }) {
     : pool.wanted > pool.ready ? <Badge kind="warn">{pool.wanted - pool.ready} more to start</Badge>
     : <Badge kind="warn">{pool.ready - pool.wanted} to stop</Badge>;
   return (
-    <Card title={`Pool ${pool.pool}`} aside={old ? <Badge kind="bad">no controller leads; decided {ago(pool.decided_at)}</Badge> : state}>
+    <Card wide title={`Pool ${pool.pool}`} aside={old ? <Badge kind="bad">no controller leads; decided {ago(pool.decided_at)}</Badge> : state}>
       <p><b>{pool.wanted}</b> wanted: {REASONS[pool.reason] ?? pool.reason}.</p>
       <dl class="figures">
         <Figure name="Wanted" value={count(pool.wanted)} note={limits} />
         <Figure name="Ready" value={count(pool.ready)} bad={!old && pool.ready < pool.wanted} />
         <Figure name="Waiting rows" value={count(pool.queue_rows)} note={`the oldest ${seconds(pool.oldest_wait_s)}`} />
         <Figure name="Arriving rows" value={rate(pool.arrival_rows_per_s)} />
-        <Figure name="Workers can answer" value={pool.capacity_rows_per_s ? rate(pool.capacity_rows_per_s) : "not known yet"} />
+        <Figure name="Workers can answer" value={rate(pool.capacity_rows_per_s || null)} />
         <Figure name="Utilisation" value={percent(pool.utilisation)} bad={pool.utilisation > 1} />
-        <Figure name="A worker's start" value={pool.start_s ? seconds(pool.start_s) : "not measured yet"} />
+        <Figure name="A worker's start" value={seconds(pool.start_s || null)} />
       </dl>
       <h3>Since this page was opened</h3>
       {history.length < 2 ? (
         <Empty>The first points come in some seconds.</Empty>
       ) : (
-        <Chart at={history.map((point) => point.at)} unit={count} label={`workers wanted and ready of pool ${pool.pool} since this page was opened`} lines={[
+        <Chart at={history.map((point) => point.at)} unit={tick} label={`workers wanted and ready of pool ${pool.pool} since this page was opened`} lines={[
           { name: "wanted", values: history.map((point) => point.wanted), colour: "a" },
           { name: "ready", values: history.map((point) => point.ready), colour: "b" },
           { name: "waiting rows", values: history.map((point) => point.queue_rows), colour: "c" },

@@ -107,11 +107,22 @@ function heldColumns(worker: Holder): Column<Instance>[] {
     ...(worker.device_used_bytes || worker.device_budget_bytes
       ? [{ name: "Device memory", cell: (row: Instance) => memory(row.device_size_bytes, worker.device_budget_bytes), by: (row: Instance) => row.device_size_bytes }]
       : []),
-    { name: "Why it is here", cell: (row) => <>{row.why || "–"} {row.pinned && <Badge>pinned</Badge>}</>, by: (row) => row.why },
+    { name: "Why it is here", cell: (row) => <>{row.why || "–"} {row.pinned && <Badge>pinned</Badge>}</>, by: (row) => row.why, long: true },
     { name: "Last call", cell: (row) => (row.in_use ? <Badge kind="good">in use</Badge> : age(row.last_used_age_s, "none yet")), by: (row) => row.last_used_age_s },
     { name: "Loaded", cell: (row) => age(row.loaded_age_s, "–"), by: (row) => row.loaded_age_s },
     { name: "Load took", cell: (row) => (row.load_s ? seconds(row.load_s) : "–"), by: (row) => row.load_s, right: true },
   ];
+}
+
+/** The name of a worker on its machine: events name it so; workers of several machines may share one. */
+function nameOf(worker: Holder): string {
+  return worker.id.replace(/-[^-]*$/, "");
+}
+
+function liveOf(worker: Holder, workers: Holder[], live: Live[] = []): Live | undefined {
+  const name = nameOf(worker);
+  const alone = workers.filter((one) => nameOf(one) === name).length === 1;
+  return alone ? live.find((one) => one.worker === name && one.pool === worker.pool) : undefined;
 }
 
 function WorkerCard(props: { worker: Holder; live?: Live; info?: Info; open: boolean }) {
@@ -127,9 +138,10 @@ function WorkerCard(props: { worker: Holder; live?: Live; info?: Info; open: boo
       ]
     : [];
   return (
-    <Card title={worker.id} wide aside={worker.draining ? <Badge kind="warn">draining: it stops soon</Badge> : <Badge kind="good">serves</Badge>}>
+    <Card title={nameOf(worker)} wide aside={worker.draining ? <Badge kind="warn">draining: it stops soon</Badge> : <Badge kind="good">serves</Badge>}>
       <dl class="pairs">
-        <dt>Pool and device</dt><dd>{worker.pool}, {worker.device}</dd>
+        <dt>Pool and device</dt><dd>{worker.pool}, on {worker.device}</dd>
+        <dt>Id</dt><dd>{worker.id}</dd>
         <dt>Busy</dt><dd>{live ? <Bar used={live.busy ?? 0} total={1} label={percent(live.busy)} /> : "–"}</dd>
         <dt>Memory</dt><dd><Bar used={used} total={worker.budget_bytes} label={worker.budget_bytes ? `${bytes(used)} of ${bytes(worker.budget_bytes)}` : `${bytes(used)}, no limit`} /></dd>
         {(worker.device_budget_bytes || worker.device_used_bytes > 0) && (
@@ -157,6 +169,7 @@ const waitingColumns: Column<Version>[] = [
   { name: "State", cell: (row) => <StateBadge state={row.state} />, by: (row) => row.state },
   {
     name: "Why",
+    long: true,
     cell: (row) => (
       <>
         {row.missing && <div>{row.missing}</div>}
@@ -207,7 +220,7 @@ export function WorkersPage() {
             )}
           </Card>
           {found.workers.map((worker) => (
-            <WorkerCard key={worker.id} worker={worker} live={frame?.workers.find((one) => one.worker === worker.id)}
+            <WorkerCard key={worker.id} worker={worker} live={liveOf(worker, found.workers, frame?.workers)}
               info={workers.value?.workers.find((one) => one.id === worker.id)} open={found.workers.length <= OPEN_WORKERS} />
           ))}
           {!found.workers.length && <Card title="Workers" wide><Empty>No worker runs: nothing can be answered. Start one with <code>millstream worker</code>, or look at the logs.</Empty></Card>}
