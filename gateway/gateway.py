@@ -171,6 +171,7 @@ class Gateway:
             answering=self.readiness_probe.answering,
             load=self.load,
             uploading=Quotas(self.access.gate, self.catalog, self.repository).upload,
+            draining=lambda: self.drain.draining,
         )
 
     async def _apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:

@@ -51,6 +51,7 @@ class GatewayParts:
     answering: Callable[[str], bool]  # content id -> whether a recent readiness probe of it came back
     load: Callable[[Manifest, float], Awaitable[None]]  # has a version loaded, and waits for it so many seconds
     uploading: Callable[[str, int], AbstractAsyncContextManager[object]]  # counts an upload: model, bytes
+    draining: Callable[[], bool]  # whether the gateway drains: replies without an end have to end
 
 
 def build_parts(of: GatewayParts) -> tuple[object, ...]:

@@ -200,6 +200,7 @@ class Application:
                 answering=lambda _: True,
                 load=self._load,
                 uploading=lambda *_: nullcontext(),
+                draining=lambda: False,
             )
         )
         self.parts = parts

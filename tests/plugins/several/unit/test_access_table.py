@@ -142,7 +142,8 @@ async def test_without_keys_every_change_needs_the_token(tmp_path: Path, open_co
         for (method, path), row in HTTP.items():
             if path.endswith("/infer"):
                 continue  # waits for the test to answer
-            closed = path.startswith("/admin/") or (row.controls and not open_control)
+            needs_key = path.startswith(("/admin/", "/console/api/")) and row.need is not Need.OPEN
+            closed = needs_key or (row.controls and not open_control)
             for headers, refused in ((None, closed), ({"X-API-Key": "mt_wrong"}, closed), (OPERATOR, False)):
                 reply = await client.request(method, url_of(path, "m"), headers=headers, content=b"{")
                 if reply.status_code == 404 and reply.text == '{"error":"Not Found"}':

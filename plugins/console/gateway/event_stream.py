@@ -1,0 +1,74 @@
+"""Server-sent events: what a server does now, until its reader goes, its key is revoked, or the gateway drains.
+
+Source: WHATWG HTML, "Server-sent events".
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from millstream.gateway.access.gate import Gate
+from millstream.gateway.access.principal import CALLER
+from millstream.plugins.console.gateway.hub import Hub, Viewer
+from millstream.services.access.scopes import Row
+from millstream.services.errors import Failure
+
+_HEAD = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # nginx would keep events until it has some kilobytes of them
+)
+_RETRY = b"retry: 2000\n\n"
+
+
+class EventStream(Response):
+    """A reply that sends the newest sample to the caller of the current task.
+
+    A reader that is slow skips samples: the next one is looked up when the last one was written.
+    """
+
+    def __init__(self, hub: Hub, gate: Gate, row: Row) -> None:
+        super().__init__()
+        self._hub = hub
+        self._gate = gate
+        self._row = row
+        self._principal = CALLER.get()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._principal is not None  # the row lets in nobody without a key
+        await send({"type": "http.response.start", "status": 200, "headers": list(_HEAD)})
+        await send({"type": "http.response.body", "body": _RETRY, "more_body": True})
+        with self._hub.viewing(self._principal) as viewer:
+            gone = asyncio.create_task(_end_with_reader(receive, viewer))
+            try:
+                await self._send_samples(viewer, send)
+            finally:
+                gone.cancel()
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _send_samples(self, viewer: Viewer, send: Send) -> None:
+        sent = None
+        while not viewer.ended and self._may_still():
+            sample = self._hub.sample
+            if sample is not None and sample is not sent:
+                sent = sample
+                await send({"type": "http.response.body", "body": sample.frame(viewer), "more_body": True})
+            await viewer.changed.wait()
+            viewer.changed.clear()
+
+    def _may_still(self) -> bool:
+        assert self._principal is not None
+        try:
+            self._gate.check_still(self._principal, self._row)
+        except Failure:
+            return False
+        return True
+
+
+async def _end_with_reader(receive: Receive, viewer: Viewer) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    viewer.end()

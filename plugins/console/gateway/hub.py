@@ -1,0 +1,186 @@
+"""Samples a gateway's counts for all consoles that look at it, and for the history.
+
+viewers ─some──> a sample every few seconds ─> frame, once for each set of scopes ─> each viewer takes the newest
+        └─none─> one sample every HISTORY_S
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+
+from millstream.gateway.access.principal import Principal
+from millstream.gateway.catalog.catalog import Catalog
+from millstream.gateway.parts import GatewayParts
+from millstream.plugins.console.gateway import rates
+from millstream.plugins.console.gateway.rates import Growth, Reading
+from millstream.services.access.scopes import Grants, Need
+from millstream.services.process.cancellation import cancel_all
+from millstream.services.wire.records import State, WorkerRecord
+
+log = logging.getLogger("millstream.console")
+
+SAMPLE_S, SAMPLE_MANY_S = 2.0, 5.0  # between two samples while somebody looks; the latter with more than MANY models
+MANY = 200
+HISTORY_S = 15.0
+TICK_S = 0.25  # after which a drain is noticed
+
+
+class Viewer:
+    """One console that looks. `ended`: it gets no more frames."""
+
+    def __init__(self, grants: Grants, *, sees_all: bool) -> None:
+        self.grants = grants
+        self.sees_all = sees_all
+        self.changed = asyncio.Event()
+        self.ended = False
+
+    def end(self) -> None:
+        self.ended = True
+        self.changed.set()
+
+
+class Frames:
+    """What a gateway did until now, as frames for those who may see all of it or a part."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+        self._frames: dict[Grants | None, bytes] = {}
+
+    def frame(self, viewer: Viewer) -> bytes:
+        """Return the event for a viewer."""
+        key = None if viewer.sees_all else viewer.grants
+        frame = self._frames.get(key)
+        if frame is None:
+            document = self.document if key is None else _seen(self.document, key)
+            frame = self._frames[key] = b"event: overview\ndata: %b\n\n" % orjson.dumps(document)
+        return frame
+
+
+def _seen(document: dict[str, Any], grants: Grants) -> dict[str, Any]:
+    """Return what a key may see that does not read all models: sums of its rows, in place of the totals."""
+    rows = [one for one in document["endpoints"] if grants.allows(Need.READ, one["model"])]
+    totals = dict.fromkeys(document["totals"])
+    for name in ("requests_per_s", "failed_per_s", "invalid_per_s", "queue_rows"):
+        known = [one[name] for one in rows if one[name] is not None]
+        totals[name] = sum(known) if known or not rows else None
+    problems = [one for one in document["problems"] if one["model"] is None or grants.allows(Need.READ, one["model"])]
+    return document | {"totals": totals, "endpoints": rows, "problems": problems}
+
+
+class Hub:
+    """The console's part of a gateway, which routes find as `deps.part(Hub)`."""
+
+    def __init__(self, parts: GatewayParts) -> None:
+        self._registry = parts.registry
+        self._catalog: Catalog = parts.catalog
+        self._draining = parts.draining
+        self._viewers: set[Viewer] = set()
+        self._wake = asyncio.Event()
+        self._last: Reading | None = None
+        self._running = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.sample: Frames | None = None
+
+    async def start(self) -> None:
+        self._running = True
+        self._tasks = [asyncio.create_task(self._run(), name="console")]
+
+    async def stop(self) -> None:
+        self._end()
+        await cancel_all(self._tasks)
+
+    @contextmanager
+    def viewing(self, principal: Principal) -> Iterator[Viewer]:
+        """Count a console that looks as long as the block lasts."""
+        viewer = Viewer(principal.grants, sees_all=principal.sees_all(Need.READ))
+        if not self._running:
+            viewer.end()
+        self._viewers.add(viewer)
+        self._wake.set()
+        try:
+            yield viewer
+        finally:
+            self._viewers.discard(viewer)
+
+    def _end(self) -> None:
+        self._running = False
+        for viewer in self._viewers:
+            viewer.end()
+
+    async def _run(self) -> None:
+        due = time.monotonic()
+        while not self._draining():
+            now = time.monotonic()
+            if now >= due or (self._viewers and self._is_old(now)):
+                due = max(due, now)
+                try:
+                    await self._take()
+                except Exception:
+                    log.exception("the console's sample could not be taken; trying again")
+                due += HISTORY_S if now >= due else 0.0
+            self._wake.clear()
+            wait_s = TICK_S if self._viewers else max(0.0, due - time.monotonic())
+            await _either(self._wake, wait_s)
+        self._end()
+
+    def _is_old(self, now: float) -> bool:
+        every_s = SAMPLE_MANY_S if len(self._catalog.snapshot.models) > MANY else SAMPLE_S
+        return self.sample is None or self._last is None or now - self._last.at_s >= every_s - TICK_S / 2
+
+    async def _take(self) -> None:
+        snapshot = self._catalog.snapshot
+        reading = await asyncio.to_thread(self._read)
+        growth = Growth(self._last, rates.existing(reading, snapshot.models))
+        self._last = growth.now
+        workers = [_worker(one, growth) for one in snapshot.workers]
+        document = {
+            "at": time.time(),  # noqa: TID251 - an instant for people
+            "totals": rates.totals(growth),
+            "endpoints": rates.endpoints(growth),
+            "workers": sorted(workers, key=lambda one: (one["pool"], one["worker"])),
+            "problems": [],
+        }
+        self.sample = Frames(document)
+        for viewer in self._viewers:
+            viewer.changed.set()
+
+    def _read(self) -> Reading:
+        return rates.reading_of(time.monotonic(), self._registry.totals())
+
+
+async def _either(event: asyncio.Event, seconds: float) -> None:
+    """Return when the event is set, or after some seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+def _worker(record: WorkerRecord, growth: Growth) -> dict[str, Any]:
+    # The id of a worker ends in that of its start; metrics name workers without it.
+    name = record.id.rpartition("-")[0] or record.id
+    resident = growth.now.of(rates.RESIDENT).get((f"worker-{name}",))
+    return {
+        "worker": name,
+        "pool": record.pool,
+        "device": record.device,
+        "busy": growth.busy(record.pool, name),
+        "memory_used_bytes": record.used_bytes,
+        "memory_budget_bytes": record.budget_bytes or None,
+        "resident_bytes": None if resident is None else int(resident[0]),
+        "instances": sum(one.state is not State.FAILED for one in record.instances),
+        "draining": record.draining,
+    }
+
+
+def build(parts: GatewayParts) -> Hub:
+    """Return the console's part of a gateway."""
+    return Hub(parts)

@@ -1,0 +1,127 @@
+"""The routes of the console: its page with what that loads, the session, and what only the console asks for."""
+
+from __future__ import annotations
+
+import mimetypes
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import FileResponse, JSONResponse
+from pydantic import BaseModel
+
+from millstream.gateway.http.adapter import Adapter, Routes
+from millstream.gateway.http.body import read_document
+from millstream.gateway.http.compression import choose_encoding
+from millstream.gateway.http.deps import DepsOf
+from millstream.gateway.http.operation import page_headers
+from millstream.plugins.console.gateway.event_stream import EventStream
+from millstream.plugins.console.gateway.hub import Hub
+from millstream.plugins.console.gateway.session import (
+    SessionMiddleware,
+    cookie_of,
+    is_secure,
+    session_document,
+    who_is,
+)
+from millstream.services.access.scopes import Need, Row
+from millstream.services.errors import Code, Failure, not_found
+
+_STATIC = Path(__file__).resolve().parents[1] / "static"
+_PAGE_HEADERS = page_headers(
+    script="'self'", style="'self'", img="'self' data: blob:", media="blob:", connect="'self'", font="'self'"
+)
+#: The build puts a digest into the names of assets: their content never changes.
+_ASSET_HEADERS = {"cache-control": "public, max-age=31536000, immutable", "x-content-type-options": "nosniff"}
+_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".woff2": "font/woff2"}
+_NOT_STORED = {"cache-control": "no-store"}
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/console")
+async def to_page() -> Response:
+    return Response(status_code=307, headers={"location": "console/"})  # relative: a proxy may have added a path
+
+
+@router.get("/console/")
+async def page(request: Request) -> Response:
+    return _file(request, _STATIC, "index.html", _PAGE_HEADERS)
+
+
+@router.get("/console/icon.svg")
+async def icon(request: Request) -> Response:
+    return _file(request, _STATIC, "icon.svg", _PAGE_HEADERS)
+
+
+@router.get("/console/assets/{name}")
+async def asset(name: str, request: Request) -> Response:
+    return _file(request, _STATIC / "assets", name, _ASSET_HEADERS)
+
+
+def _file(request: Request, folder: Path, name: str, headers: dict[str, str]) -> Response:
+    """Return a file, compressed by the build where the client takes that. Raises Failure(NOT_FOUND)."""
+    names = {one.name for one in folder.iterdir()} if folder.is_dir() else set()
+    if name not in names or name.endswith(".gz"):
+        raise not_found("Not Found")
+    suffix = Path(name).suffix
+    kind = _TYPES.get(suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
+    headers = headers | {"vary": "Accept-Encoding"}
+    accepted = choose_encoding(request.headers.get("accept-encoding", "").encode("latin-1"))
+    if accepted == b"gzip" and f"{name}.gz" in names:
+        name, headers = f"{name}.gz", headers | {"content-encoding": "gzip"}
+    return FileResponse(folder / name, media_type=kind, headers=headers)
+
+
+class _SignIn(BaseModel):
+    key: str
+
+
+@router.get("/console/api/session")
+async def session(request: Request, deps: DepsOf) -> Response:
+    return _json(session_document(deps, _credential(request), prometheus=False))
+
+
+@router.post("/console/api/session")
+async def sign_in(request: Request, deps: DepsOf) -> Response:
+    key = (await read_document(request, _SignIn)).key.strip()
+    if who_is(deps.gate, b"Bearer " + key.encode()) is None:
+        deps.count_refusal("not_authorized")
+        raise Failure(Code.UNAUTHENTICATED, "no such key: it is mistyped, was revoked, or has expired")
+    return Response(status_code=204, headers={"set-cookie": cookie_of(key, secure=is_secure(request.scope))})
+
+
+@router.delete("/console/api/session")
+async def sign_out(request: Request) -> Response:
+    return Response(status_code=204, headers={"set-cookie": cookie_of("", secure=is_secure(request.scope))})
+
+
+@router.get("/console/api/events")
+async def events(deps: DepsOf) -> Response:
+    return EventStream(deps.part(Hub), deps.gate, _READ)
+
+
+def _credential(request: Request) -> bytes | None:
+    header = request.headers.get("authorization")
+    return None if header is None else header.encode("latin-1")
+
+
+def _json(document: Any) -> Response:
+    return JSONResponse(document, headers=_NOT_STORED)
+
+
+_OPEN, _READ = Row(Need.OPEN), Row(Need.READ, admin=True)
+ADAPTER = Adapter(
+    routes=(Routes(router, order=410),),
+    access={
+        ("GET", "/console"): _OPEN,
+        ("GET", "/console/"): _OPEN,
+        ("GET", "/console/icon.svg"): _OPEN,
+        ("GET", "/console/assets/{name}"): _OPEN,
+        ("GET", "/console/api/session"): _OPEN,
+        ("POST", "/console/api/session"): _OPEN,
+        ("DELETE", "/console/api/session"): _OPEN,
+        ("GET", "/console/api/events"): _READ,
+    },
+    middleware=(SessionMiddleware,),
+)
