@@ -40,7 +40,7 @@ const PAGES: Page[] = [
 function takeLogin(): string | null {
   const found = /^#login=(.+)$/.exec(location.hash);
   if (!found?.[1]) return null;
-  history.replaceState(null, "", "#/");
+  location.replace("#/"); // tells the router, too
   return decodeURIComponent(found[1]);
 }
 
