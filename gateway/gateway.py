@@ -167,6 +167,7 @@ class Gateway:
             gate=self.access.gate,
             client_memory=self.client_memory,
             recorded=self.recorder.parts,
+            observer=self.recorder.observer,
             set_verbose=self._log_level.set_verbose,
             answering=self.readiness_probe.answering,
             load=self.load,

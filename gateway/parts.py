@@ -13,6 +13,7 @@ from types import FunctionType
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.snapshot import ScaleView
+from millstream.gateway.observing.observer import Observer
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.tensors.output_options import ClientRegions
@@ -47,6 +48,7 @@ class GatewayParts:
     gate: Gate  # says whether calls need a key
     client_memory: ClientRegions | None  # clients pass tensors in it
     recorded: tuple[object, ...]  # what records requests
+    observer: Observer  # takes finished calls; a part may attach a sink while it needs them
     set_verbose: Callable[[bool], None]  # has debug messages logged, unless an operator chose a level
     answering: Callable[[str], bool]  # content id -> whether a recent readiness probe of it came back
     load: Callable[[Manifest, float], Awaitable[None]]  # has a version loaded, and waits for it so many seconds

@@ -137,7 +137,7 @@ class FastInfer:
         request.request_id = new_request_id()
         request.call = call
         sent = call.head.traceparent
-        request.trace = sent if self._observer is None else self._observer.trace(sent)
+        request.trace = sent if self._observer is None or not self._observer.active else self._observer.trace(sent)
         request.encoder = encoder
         request.outputs = envelope.outputs
         request.permit = ReplyPermit(self._reply_budget)
@@ -170,7 +170,7 @@ class FastInfer:
         """Count a call that ended, and pass it to the observer, if there is one."""
         self._count(status)
         observer = self._observer
-        if observer is None:
+        if observer is None or not observer.active:
             return
         ended = monotonic()
         if request is None:

@@ -170,10 +170,17 @@ class ObservedCalls:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
 
+    @property
+    def active(self) -> bool:
+        """Whether anything takes calls."""
+        return self._observer.active
+
     def observed(self, service: str, method: str, handle: Handle) -> Handle:
         """Return a handler of unary calls that observes each."""
 
         async def call(requests: Any, context: Any) -> Any:
+            if not self._observer.active:
+                return await handle(requests, context)
             with self.call(service, method, context) as reply_bytes:
                 reply = await handle(requests, context)
                 reply_bytes.append(len(reply))

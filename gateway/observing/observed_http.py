@@ -2,7 +2,7 @@
 
 ObservedApp, a middleware: started ─> route ─> reply has ended ─> Observer.finish
 with_observer, of the protocol class: _submit: instant, trace ─> InferHandler ……… _answer: status, bytes ─> the same
-A gateway without observer has neither.
+While the observer has no sinks, the protocol class has none of these overrides.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ObservedApp:
         self._observer = observer
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or not self._observer.active:
             await self.app(scope, receive, send)
             return
         started = monotonic()
@@ -92,6 +92,7 @@ class _Observed:
     # The methods below these overrides: `super()` in each call would take as long as the decision itself.
     _submit_unobserved: Callable[[Any, bytes], None]
     _answer_unobserved: Callable[[Any, HttpReply], int]
+    _lost_unobserved: Callable[[Exception | None], None]
 
     def _submit(self, cycle: Any, body: bytes) -> None:
         cycle.submitted_at = monotonic()
@@ -118,7 +119,7 @@ class _Observed:
                 if takers:
                     self._observe(takers, cycle, cycle.ticket, CANCELLED_STATUS, 0, ended)
                 break  # the request that was read last may be the active one
-        super().connection_lost(exc)  # type: ignore[misc]
+        self._lost_unobserved(exc)
 
     def _observe(self, takers: Takers, cycle: Any, ticket: Any, status: int, reply_bytes: int, ended: float) -> None:
         model, version = cycle.path
@@ -144,14 +145,30 @@ class _Observed:
         self.observer.finish(takers, finished, () if ticket is None else (ticket,))
 
 
-def with_observer(protocol: _Protocol, observer: Observer | None) -> _Protocol:
-    """Return the protocol class of a server with an observer; without one, `protocol`."""
-    if observer is None:
-        return protocol
+_OVERRIDES = {name: vars(_Observed)[name] for name in ("_submit", "_answer", "connection_lost")}
+
+
+def with_observer(protocol: _Protocol, observer: Observer) -> _Protocol:
+    """Return the protocol class of a server, whose calls are observed while the observer has sinks."""
     plain: Any = protocol
     made: _Protocol = type(
         protocol.__name__,
-        (_Observed, protocol),
-        {"observer": observer, "_submit_unobserved": plain._submit, "_answer_unobserved": plain._answer},
+        (protocol,),
+        {
+            "observer": observer,
+            "_observe": vars(_Observed)["_observe"],
+            "_submit_unobserved": plain._submit,
+            "_answer_unobserved": plain._answer,
+            "_lost_unobserved": plain.connection_lost,
+        },
     )  # type: ignore[assignment]
+
+    def switch(active: bool) -> None:
+        for name, override in _OVERRIDES.items():
+            if active:
+                setattr(made, name, override)
+            elif name in vars(made):
+                delattr(made, name)
+
+    observer.on_switch(switch)
     return made

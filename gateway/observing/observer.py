@@ -72,11 +72,32 @@ def guarded(record: Callable[..., None], *arguments: Any) -> None:
 
 
 class Observer:
-    """Passes finished calls on to `sinks`."""
+    """Passes finished calls on to `sinks`. `active`: whether there are any; else calls are not observed at all."""
 
-    def __init__(self, sinks: Sequence[CallSink]) -> None:
+    def __init__(self, sinks: Sequence[CallSink] = ()) -> None:
+        self._switches: list[Callable[[bool], None]] = []
+        self._set(tuple(sinks))
+
+    def _set(self, sinks: tuple[CallSink, ...]) -> None:
+        self._sinks = sinks
         self._takes_all: Takers = tuple(sink for sink in sinks if sink.wants is None)
         self._selects = tuple((sink.wants, sink) for sink in sinks if sink.wants is not None)
+        self.active = bool(sinks)
+        for switch in self._switches:
+            switch(self.active)
+
+    def attach(self, sink: CallSink) -> None:
+        """Pass calls on to one more sink, from the event loop. Calls that began before may lack their start."""
+        self._set((*self._sinks, sink))
+
+    def detach(self, sink: CallSink) -> None:
+        """Pass no more calls on to a sink."""
+        self._set(tuple(one for one in self._sinks if one is not sink))
+
+    def on_switch(self, switch: Callable[[bool], None]) -> None:
+        """Call `switch` now, and whenever sinks come or go, with whether there are any."""
+        self._switches.append(switch)
+        switch(self.active)
 
     def trace(self, sent: bytes | None) -> Trace | None:
         """Return the trace that a call belongs to: that of its caller (`sent`), else a new one if traces are on."""
@@ -134,7 +155,7 @@ class BatchSink(Protocol):
 class Recorder:
     """Holds what records the requests of a gateway.
 
-    `parts`: all that plug-ins and the core added. `observer`: takes finished calls; None: nothing records any.
+    `parts`: all that plug-ins and the core added. `observer`: takes finished calls, also of sinks that come later.
     `batches`: what records batches.
 
     Raises Failure and OSError: a sink cannot be built.
@@ -147,7 +168,7 @@ class Recorder:
         self.parts = tuple(sink for sink in made if sink is not None)
         self.batches = tuple(sink for sink in self.parts if isinstance(sink, BatchSink))
         self._calls: list[CallSink] = [sink for sink in self.parts if sink not in self.batches]
-        self.observer = Observer(self._calls) if self._calls else None
+        self.observer = Observer(self._calls)
 
     def start(self) -> None:
         """Start the threads."""

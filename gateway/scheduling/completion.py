@@ -10,8 +10,10 @@ a reply's failure of one request ──> recover_request: run it again, or answe
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from millstream.gateway.observing.finished import BatchTiming
 from millstream.gateway.observing.observer import guarded
 from millstream.gateway.scheduling.admission import Answers, Circuit
 from millstream.gateway.scheduling.dispatcher import Dispatcher
@@ -208,7 +210,7 @@ class Completion:
         if self._lane.context.gate.enforced:
             _charge(requests, header)
         live = [request for i, request in enumerate(requests) if i not in failures] if failures else requests
-        if self._lane.context.timing is not None or header.form:
+        if header.form or self._timing() is not None:
             self._note(requests, batch.put_at, header, now)
         outputs = self._unpack(batch.name, header, inline, live) if live else None
         if outputs is not None:
@@ -221,9 +223,13 @@ class Completion:
         if batch.slices:
             self._in_flight.free_slices(batch, max(batch.attempt, header.attempt))
 
+    def _timing(self) -> Callable[[ReplyHeader, float, float, int], BatchTiming] | None:
+        context = self._lane.context
+        return context.timing if context.observer is None or context.observer.active else None
+
     def _note(self, requests: list[Request], put_at: float, header: ReplyHeader, now: float) -> None:
         """Note in requests what their replies say of the run: its times, and the compiled form that made it."""
-        make = self._lane.context.timing
+        make = self._timing()
         timing = None if make is None else make(header, put_at, now, len(requests))
         for request in requests:
             request.timing, request.form = timing, header.form

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.observing.finished import BatchTiming
-from millstream.gateway.observing.observer import BatchSink, Recorder
+from millstream.gateway.observing.observer import BatchSink, Observer, Recorder
 from millstream.gateway.placement.demands import ColdLane, ColdRequest
 from millstream.gateway.scheduling.batching.coalescing import CpuPressure
 from millstream.gateway.scheduling.batching.dispatch import Contention, DispatchPolicy
@@ -150,6 +150,7 @@ class PoolContext:
     reply_bytes_max: int = 256 << 20  # limit on the outputs of a batch, if their size is known
     #: makes the timing of a batch, which its requests get; None: they get none
     timing: Callable[[ReplyHeader, float, float, int], BatchTiming] | None = None
+    observer: Observer | None = None  # without sinks, batches get no timing; None: they always do
     #: sends a batch to an idle worker on this host (DirectDispatch.send); None: all batches take the queue
     direct: Callable[[InFlightBatch, bytes, int], bool] | None = None
     timed: set[LaneState] = field(default_factory=set)  # as in LaneTable, as is the next one

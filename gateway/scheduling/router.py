@@ -93,7 +93,6 @@ class Router:
         self._registry = registry
         self._host = host
         self._codec_of = codec_of
-        self._timed = settings.server_timing or shared.recorder.observer is not None
         self._contexts: dict[str, PoolContext] = {}  # by pool
         self._routes_of: dict[str, dict[Path, ModelRoute]] = {}  # by model
         self._unrouted: set[str] = set()  # models with a version that could not be routed
@@ -261,7 +260,8 @@ class Router:
                 batch_bytes_max=self._settings.request_bytes_max,
                 reply_bytes_max=self._settings.reply_bytes_max,
                 recorders=self._shared.recorder.batches,
-                timing=partial(BatchTiming, shown=self._settings.server_timing) if self._timed else None,
+                timing=partial(BatchTiming, shown=self._settings.server_timing),
+                observer=None if self._settings.server_timing else self._shared.recorder.observer,
                 direct=None if direct is None else direct.send,
                 timed=self._lanes.timed,
                 used=self._lanes.used,

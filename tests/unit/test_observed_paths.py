@@ -58,7 +58,7 @@ def test_an_observer_replaces_nothing_of_the_fast_path_but_what_it_observes() ->
     assert {name for name in own if hasattr(FastPathProtocol, name)} == {"_submit", "_answer", "connection_lost"}
 
 
-class Protocol:
+class Protocol(asyncio.Protocol):
     """A connection that submits and answers nothing."""
 
     client = ("127.0.0.1", 1)
@@ -119,3 +119,18 @@ def test_a_defect_of_what_records_calls_costs_no_other_its_record(caplog: pytest
     assert connection._answer(cycle_of("m"), HttpReply(200, JSON_HEADERS, b"")) == 200
     assert len(kept.requests) == 1
     assert "a request could not be recorded" in caplog.text
+
+
+def test_calls_are_observed_while_there_is_a_sink() -> None:
+    observer, kept = Observer(), Kept()
+    made: Any = with_observer(Protocol, observer)
+    connection = made()
+    plain = made._answer
+    observer.attach(kept)
+    connection._submit(cycle_of("m"), b"")
+    connection._answer(cycle_of("m"), HttpReply(200, JSON_HEADERS, b""))
+    assert [one.path for one in kept.requests] == ["/v2/models/m/versions/1/infer"]
+    observer.detach(kept)
+    connection._answer(cycle_of("m"), HttpReply(200, JSON_HEADERS, b""))
+    assert len(kept.requests) == 1
+    assert made._answer is plain, "the hot path has the code of the observer, and nothing observes"

@@ -138,7 +138,7 @@ class InferStream:
         return await self._failed(body, failure), failure, permit
 
     async def _reply(self, body: bytes, context: Any, permit: ReplyPermit) -> bytes:
-        if self._observed is None:
+        if self._observed is None or not self._observed.active:
             return await self._infer.reply(body, context.time_remaining(), permit, FINAL)
         with self._observed.call(_SERVICE, "ModelStreamInfer", context) as reply_bytes:
             reply = await self._infer.reply(body, context.time_remaining(), permit, FINAL)

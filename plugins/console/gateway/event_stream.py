@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 
+import orjson
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.principal import CALLER
 from millstream.plugins.console.gateway.hub import Hub, Viewer
+from millstream.plugins.console.gateway.log_files import LogTail
 from millstream.services.access.scopes import Row
 from millstream.services.errors import Failure
+from millstream.services.process.threads import in_storage_thread
 
 _HEAD = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -30,8 +33,10 @@ class EventStream(Response):
     A reader that is slow skips samples: the next one is looked up when the last one was written.
     """
 
-    def __init__(self, hub: Hub, gate: Gate, row: Row) -> None:
+    def __init__(self, hub: Hub, gate: Gate, row: Row, tail: LogTail | None = None) -> None:
+        """Build one. `tail`: the lines of logs that its reader wants, too."""
         super().__init__()
+        self._tail = tail
         self._hub = hub
         self._gate = gate
         self._row = row
@@ -55,9 +60,16 @@ class EventStream(Response):
             sample = self._hub.sample
             if sample is not None and sample is not sent:
                 sent = sample
-                await send({"type": "http.response.body", "body": sample.frame(viewer), "more_body": True})
+                body = sample.frame(viewer) + await self._lines()
+                await send({"type": "http.response.body", "body": body, "more_body": True})
             await viewer.changed.wait()
             viewer.changed.clear()
+
+    async def _lines(self) -> bytes:
+        if self._tail is None:
+            return b""
+        lines = await in_storage_thread(self._tail.read)
+        return b"".join([b"event: log\ndata: %b\n\n" % orjson.dumps(line) for line in lines])
 
     def _may_still(self) -> bool:
         assert self._principal is not None

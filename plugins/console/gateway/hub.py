@@ -19,7 +19,9 @@ from millstream.gateway.access.principal import Principal
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.parts import GatewayParts
 from millstream.plugins.console.gateway import rates
+from millstream.plugins.console.gateway.call_log import CallLog
 from millstream.plugins.console.gateway.rates import Growth, Reading
+from millstream.plugins.console.gateway.traffic_history import HISTORY_S, TrafficHistory
 from millstream.services.access.scopes import Grants, Need
 from millstream.services.process.cancellation import cancel_all
 from millstream.services.wire.records import State, WorkerRecord
@@ -28,7 +30,7 @@ log = logging.getLogger("millstream.console")
 
 SAMPLE_S, SAMPLE_MANY_S = 2.0, 5.0  # between two samples while somebody looks; the latter with more than MANY models
 MANY = 200
-HISTORY_S = 15.0
+LOOKED_S = 600.0  # after the last look, calls are recorded for so long
 TICK_S = 0.25  # after which a drain is noticed
 
 
@@ -84,6 +86,11 @@ class Hub:
         self._viewers: set[Viewer] = set()
         self._wake = asyncio.Event()
         self._last: Reading | None = None
+        self._before: Reading | None = None  # at the last entry of the history
+        self._observer = parts.observer
+        self._looked_at: float | None = None  # calls are recorded; None: they are not
+        self.calls = CallLog()
+        self.history = TrafficHistory()
         self._running = False
         self._tasks: list[asyncio.Task[None]] = []
         self.sample: Frames | None = None
@@ -95,6 +102,20 @@ class Hub:
     async def stop(self) -> None:
         self._end()
         await cancel_all(self._tasks)
+
+    def looked(self) -> None:
+        """Record calls from now on, until nobody has looked for LOOKED_S."""
+        if self._looked_at is None:
+            self._observer.attach(self.calls)
+        self._looked_at = time.monotonic()
+
+    def _rest(self) -> None:
+        if self._viewers:
+            self.looked()
+        elif self._looked_at is not None and time.monotonic() - self._looked_at >= LOOKED_S:
+            self._observer.detach(self.calls)
+            self._looked_at = None
+            self.calls.clear()
 
     @contextmanager
     def viewing(self, principal: Principal) -> Iterator[Viewer]:
@@ -115,33 +136,40 @@ class Hub:
             viewer.end()
 
     async def _run(self) -> None:
-        due = time.monotonic()
+        due = time.monotonic()  # of the next entry of the history
         while not self._draining():
             now = time.monotonic()
+            self._rest()
             if now >= due or (self._viewers and self._is_old(now)):
-                due = max(due, now)
                 try:
-                    await self._take()
+                    await self._take(enters=now >= due)
                 except Exception:
                     log.exception("the console's sample could not be taken; trying again")
-                due += HISTORY_S if now >= due else 0.0
+                if now >= due:
+                    due = now + HISTORY_S
             self._wake.clear()
-            wait_s = TICK_S if self._viewers else max(0.0, due - time.monotonic())
-            await _either(self._wake, wait_s)
+            await _either(self._wake, TICK_S if self._viewers else max(0.0, due - time.monotonic()))
         self._end()
 
     def _is_old(self, now: float) -> bool:
         every_s = SAMPLE_MANY_S if len(self._catalog.snapshot.models) > MANY else SAMPLE_S
         return self.sample is None or self._last is None or now - self._last.at_s >= every_s - TICK_S / 2
 
-    async def _take(self) -> None:
+    async def _take(self, *, enters: bool) -> None:
+        """Take a sample. `enters`: whether the history gets it, too."""
         snapshot = self._catalog.snapshot
-        reading = await asyncio.to_thread(self._read)
-        growth = Growth(self._last, rates.existing(reading, snapshot.models))
-        self._last = growth.now
+        reading = rates.existing(await asyncio.to_thread(self._read), snapshot.models)
+        at = time.time()  # noqa: TID251 - an instant for people
+        if enters:
+            self.history.enter(at, Growth(self._before, reading), snapshot.workers)
+            self._before = reading
+        growth, self._last = Growth(self._last, reading), reading
+        if not self._viewers:
+            self.sample = None
+            return
         workers = [_worker(one, growth) for one in snapshot.workers]
         document = {
-            "at": time.time(),  # noqa: TID251 - an instant for people
+            "at": at,
             "totals": rates.totals(growth),
             "endpoints": rates.endpoints(growth),
             "workers": sorted(workers, key=lambda one: (one["pool"], one["worker"])),
@@ -165,8 +193,7 @@ async def _either(event: asyncio.Event, seconds: float) -> None:
 
 
 def _worker(record: WorkerRecord, growth: Growth) -> dict[str, Any]:
-    # The id of a worker ends in that of its start; metrics name workers without it.
-    name = record.id.rpartition("-")[0] or record.id
+    name = rates.worker_name(record.id)
     resident = growth.now.of(rates.RESIDENT).get((f"worker-{name}",))
     return {
         "worker": name,

@@ -114,6 +114,11 @@ class Growth:
         return self.rate(seconds[0]) if seconds else None
 
 
+def worker_name(worker: str) -> str:
+    """Return a worker's name in metrics: its id without the end, which is that of its start."""
+    return worker.rpartition("-")[0] or worker
+
+
 def endpoints(growth: Growth) -> list[dict[str, Any]]:
     """Return what happened to each version that is loaded, has requests that wait, or was called."""
     queued, instances = growth.now.of(catalogue.LANE_ROWS), growth.now.of(catalogue.INSTANCES_READY)

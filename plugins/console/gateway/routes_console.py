@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import mimetypes
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 from pydantic import BaseModel
 
+from millstream.gateway.access.principal import CALLER
 from millstream.gateway.http.adapter import Adapter, Routes
 from millstream.gateway.http.body import read_document
 from millstream.gateway.http.compression import choose_encoding
-from millstream.gateway.http.deps import DepsOf
+from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.operation import page_headers
 from millstream.plugins.console.gateway.event_stream import EventStream
 from millstream.plugins.console.gateway.hub import Hub
+from millstream.plugins.console.gateway.log_files import LogFilter, LogTail, newest, processes
 from millstream.plugins.console.gateway.session import (
     SessionMiddleware,
     cookie_of,
@@ -26,6 +30,7 @@ from millstream.plugins.console.gateway.session import (
 )
 from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import Code, Failure, not_found
+from millstream.services.process.threads import in_storage_thread
 
 _STATIC = Path(__file__).resolve().parents[1] / "static"
 _PAGE_HEADERS = page_headers(
@@ -37,6 +42,13 @@ _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml",
 _NOT_STORED = {"cache-control": "no-store"}
 
 router = APIRouter(include_in_schema=False)
+
+
+def _filter_of(process: str = "", level: str = "", text: str = "", before: float | None = None) -> LogFilter:
+    return LogFilter(process, level.upper(), text, before)
+
+
+_Wanted = Annotated[LogFilter, Depends(_filter_of)]
 
 
 @router.get("/console")
@@ -97,8 +109,49 @@ async def sign_out(request: Request) -> Response:
 
 
 @router.get("/console/api/events")
-async def events(deps: DepsOf) -> Response:
-    return EventStream(deps.part(Hub), deps.gate, _READ)
+async def events(deps: DepsOf, wanted: _Wanted, logs: bool = False) -> Response:
+    if logs:
+        _require(Need.ADMIN)
+    tail = LogTail(_logs(deps), wanted) if logs else None
+    return EventStream(deps.part(Hub), deps.gate, _READ, tail)
+
+
+@router.get("/console/api/history")
+async def history(deps: DepsOf, model: str | None = None) -> Response:
+    if model is not None:
+        _require(Need.READ, deps.catalog.snapshot.model(model).name)
+    return _json(deps.part(Hub).history.document(model, _sees()))
+
+
+@router.get("/console/api/requests")
+async def requests(deps: DepsOf) -> Response:
+    hub = deps.part(Hub)
+    hub.looked()
+    return _json(hub.calls.document(_sees()))
+
+
+@router.get("/console/api/logs")
+async def logs(deps: DepsOf, wanted: _Wanted) -> Response:
+    folder = _logs(deps)
+    lines = await in_storage_thread(newest, folder, wanted)
+    return _json({"lines": lines, "processes": await in_storage_thread(processes, folder)})
+
+
+def _logs(deps: Deps) -> Path:
+    return deps.settings.home / "logs"
+
+
+def _require(need: Need, model: str | None = None) -> None:
+    """Check the caller of the current task. Raises Failure(FORBIDDEN)."""
+    caller = CALLER.get()
+    if caller is not None:
+        caller.require(need, model)
+
+
+def _sees() -> Callable[[str], bool] | None:
+    """Return what says of a model whether the caller may read it; None: the caller may read all."""
+    caller = CALLER.get()
+    return None if caller is None or caller.sees_all(Need.READ) else partial(caller.grants.allows, Need.READ)
 
 
 def _credential(request: Request) -> bytes | None:
@@ -122,6 +175,9 @@ ADAPTER = Adapter(
         ("POST", "/console/api/session"): _OPEN,
         ("DELETE", "/console/api/session"): _OPEN,
         ("GET", "/console/api/events"): _READ,
+        ("GET", "/console/api/history"): _READ,
+        ("GET", "/console/api/requests"): _READ,
+        ("GET", "/console/api/logs"): Row(Need.ADMIN, admin=True),  # a line may be about any model and any caller
     },
     middleware=(SessionMiddleware,),
 )
