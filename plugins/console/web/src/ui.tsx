@@ -57,12 +57,12 @@ export function ErrorLine(props: { error: unknown; again?: () => void }) {
   );
 }
 
-/** A bar of `used` of `total`. */
-export function Bar(props: { used: number; total: number | null; label: string }) {
+/** A bar of `used` of `total`. `compares`: a full one is no warning. */
+export function Bar(props: { used: number; total: number | null; label: string; compares?: boolean }) {
   const share = props.total ? Math.min(1, Math.max(0, props.used / props.total)) : 0;
   return (
     <div class="bar-line">
-      <meter class="bar" min={0} max={1} high={0.9} value={share} aria-label={props.label} />
+      <meter class="bar" min={0} max={1} high={props.compares ? 1 : 0.9} value={share} aria-label={props.label} />
       <span>{props.label}</span>
     </div>
   );

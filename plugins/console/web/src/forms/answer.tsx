@@ -38,7 +38,7 @@ export function Time({ answer }: { answer: Answer }) {
       <p>
         Answered in <b>{seconds(answer.seconds)}</b>{answer.version && ` by version ${answer.version}`}.
       </p>
-      {parts.map((part) => <Bar key={part.name} used={part.seconds} total={answer.seconds} label={`${seconds(part.seconds)} ${PARTS[part.name] ?? part.name}`} />)}
+      {parts.map((part) => <Bar key={part.name} used={part.seconds} total={answer.seconds} compares label={`${seconds(part.seconds)} ${PARTS[part.name] ?? part.name}`} />)}
     </>
   );
 }
@@ -105,7 +105,7 @@ function RankedRows(props: { rows: Ranked[][]; label: string }) {
             {props.rows.length > 1 && <h3>Row {at + 1}</h3>}
             <Table label={`${props.label}, row ${at + 1}`} rows={row} keyOf={(one) => one.name} columns={[
               { name: "Class", cell: (one) => one.name },
-              { name: "Value", cell: (one) => <Bar used={Math.max(0, one.score)} total={most || 1} label={shortened(one.score)} /> },
+              { name: "Value", cell: (one) => <Bar used={Math.max(0, one.score)} total={most || 1} compares label={shortened(one.score)} /> },
             ]} />
           </div>
         );
@@ -133,7 +133,7 @@ function split(data: Value[], width: number): Value[][] {
 function Values({ output }: { output: Output }) {
   const width = output.shape.at(-1) ?? 1;
   const numbers = output.data.every((one) => typeof one === "number");
-  if (numbers && output.shape.length === 2 && width > 1 && width <= 20_000) {
+  if (numbers && output.shape.length === 2 && width > 1 && width <= 1_000_000) {
     const rows = split(output.data, width).map((row) =>
       row.map((score, at) => ({ name: String(at), score: Number(score) })).sort((a, b) => b.score - a.score).slice(0, BEST),
     );

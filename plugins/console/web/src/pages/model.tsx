@@ -1,5 +1,5 @@
 import type { ComponentChildren } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { admin, ApiError, get, send, session } from "../api";
 import { before, labelsText, modelState, stateWords, type Model } from "../documents";
 import { TryIt } from "../forms/try_it";
@@ -46,6 +46,9 @@ export function ModelPage() {
 function ReadModel(props: { name: string }) {
   const { value: model, error, reload } = useLoaded((abort) => get<Model>(admin("models", props.name), abort), [props.name], 5);
   const [question, setQuestion] = useState<Question | null>(null);
+  const asked = place.value.query.get("tab");
+  // A question is about the tab on which it was asked.
+  useEffect(() => setQuestion(null), [asked]);
   if (error instanceof ApiError && error.status === 403) return <CallableModel name={props.name} />;
   if (!model) {
     return (
@@ -58,7 +61,6 @@ function ReadModel(props: { name: string }) {
   }
   const can = session.value?.can;
   const tabs = TABS.filter(([tab]) => (tab !== "try" || can?.infer) && (tab !== "keys" || can?.keys));
-  const asked = place.value.query.get("tab");
   const active = tabs.find(([tab]) => tab === asked)?.[0] ?? "summary";
   const tab: TabProps = { model, ask: setQuestion, reload };
   return (

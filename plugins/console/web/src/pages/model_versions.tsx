@@ -74,7 +74,7 @@ export function VersionsTab({ model, ask }: TabProps) {
       </Card>
       {chosen ? (
         <>
-          <div class="head"><h2>Version {chosen.version}</h2><Button onClick={() => setQuery({ tab: "versions" })}>Close</Button></div>
+          <div class="head below"><h2>Version {chosen.version}</h2><Button onClick={() => setQuery({ tab: "versions" })}>Close</Button></div>
           <Details version={chosen} />
           <div class="cards"><Errors versions={[chosen]} model={model.name} /></div>
         </>
@@ -101,6 +101,7 @@ function Details(props: { version: Version }) {
           <dt>Inputs</dt><dd><Tensors specs={version.inputs} /></dd>
           <dt>Answers</dt><dd><Tensors specs={version.outputs} /></dd>
         </dl>
+        <Profile version={version} />
       </Card>
       <Card title="How it runs">
         <dl class="pairs">
@@ -120,7 +121,6 @@ function Details(props: { version: Version }) {
           )}
           {version.notes.map((note) => <><dt>Note</dt><dd>{note}</dd></>)}
         </dl>
-        <Profile version={version} />
       </Card>
     </div>
   );

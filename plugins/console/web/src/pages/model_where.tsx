@@ -2,7 +2,7 @@
 import { admin, get } from "../api";
 import { stateWords } from "../documents";
 import { Badge, Bar, Card, ErrorLine, Table, useLoaded } from "../ui";
-import { bytes, seconds } from "../units";
+import { ago, bytes, seconds } from "../units";
 import type { TabProps } from "./model";
 
 interface Memory {
@@ -44,7 +44,7 @@ function memoryText(one: Memory): string {
 }
 
 function age(value: number | null): string {
-  return value === null ? "–" : `${seconds(Math.round(value))} ago`;
+  return ago(value === null ? null : Date.now() / 1000 - value);
 }
 
 export function WhereTab({ model }: TabProps) {
@@ -84,7 +84,7 @@ export function WhereTab({ model }: TabProps) {
                 name: "Memory",
                 cell: ({ worker, one }) => (
                   <>
-                    <Bar used={one.size_bytes} total={worker.budget_bytes} label={memoryText(one)} />
+                    {worker.budget_bytes ? <Bar used={one.size_bytes} total={worker.budget_bytes} label={`${memoryText(one)} of ${bytes(worker.budget_bytes)}`} /> : memoryText(one)}
                     <div class="hint">{one.peak_bytes ? `and up to ${bytes(one.peak_bytes)} more while it runs` : ""}</div>
                   </>
                 ),

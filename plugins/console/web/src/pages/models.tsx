@@ -112,7 +112,7 @@ function AllModels() {
           {STATES.map((name) => <option key={name} value={name}>{stateWords(name)[1]}</option>)}
         </select>
         <span class="hint" role="status">
-          {value && (found.length === rows.length ? `${count(rows.length)} models` : `${count(found.length)} of ${count(rows.length)} models`)}
+          {value && (found.length === rows.length ? `${count(rows.length)} ${rows.length === 1 ? "model" : "models"}` : `${count(found.length)} of ${count(rows.length)} models`)}
         </span>
       </div>
       <ErrorLine error={error} again={reload} />
