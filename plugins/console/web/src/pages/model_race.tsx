@@ -85,8 +85,10 @@ export function RaceTab({ model, ask, reload }: TabProps) {
 
 function RaceOf({ version, ask, reload }: { version: Version } & Pick<TabProps, "ask" | "reload">) {
   const path = admin("models", version.model, "versions", String(version.version), "race");
+  const raced = version.races.length > 0;
   const loaded = useLoaded<{ race: Race | null }>(
     async (abort) => {
+      if (!raced) return { race: null };
       try {
         return { race: await get<Race>(path, abort) };
       } catch (error) {
@@ -94,7 +96,7 @@ function RaceOf({ version, ask, reload }: { version: Version } & Pick<TabProps, 
         throw error;
       }
     },
-    [path],
+    [path, raced],
     2,
   );
   if (!loaded.value) return <ErrorLine error={loaded.error} again={loaded.reload} />;
