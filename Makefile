@@ -21,7 +21,7 @@ JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 4); echo $$(( cores < 4 ? 4 :
 PARALLEL := --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 # What `make test` runs, a file or folder each line: most that start no installation, and some others for each part.
 ESSENTIAL := tests/essential.txt
-LIVE := $(wildcard tests/integration/test_*.py tests/faults/test_*.py tests/plugins/*/live/test_*.py)
+LIVE := $(wildcard tests/integration/test_*.py tests/faults/test_*.py tests/plugins/*/live/test_*.py tests/plugins/*/e2e/test_*.py)
 COVERAGE := build/coverage
 FLOORS := build/floors
 # Left out: the models of the onnx package and the document that FastAPI writes, which differ between versions.

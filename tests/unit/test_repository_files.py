@@ -81,7 +81,7 @@ def test_make_test_runs_files_that_exist_and_says_how_many_it_leaves_out() -> No
     listed = [line for line in lines if not line.startswith("--ignore=")]
     live = {
         str(path.relative_to(ROOT))
-        for name in ("integration", "faults", "plugins/*/live")
+        for name in ("integration", "faults", "plugins/*/live", "plugins/*/e2e")
         for path in ROOT.glob(f"tests/{name}/test_*.py")
     }
     files = {line.partition("::")[0] for line in listed}  # some run one test of a file

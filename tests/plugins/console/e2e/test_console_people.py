@@ -1,0 +1,125 @@
+"""Who sees what in the console, in a real browser: signing in and out, keys, and a server that is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.kit.stack import token_of
+from tests.kit.wait import wait_until
+from tests.plugins.console.e2e.keys import create_key, infer
+
+pytestmark = pytest.mark.needs("chromium")
+
+
+def shown_pages(page) -> list[str]:
+    return page.get_by_role("navigation", name="pages", exact=True).get_by_role("link").all_inner_texts()
+
+
+def test_an_operator_signs_in_by_the_link_of_the_command_line(visitor, server):
+    page = visitor.page
+    page.goto(f"{server.url}/console/#login={token_of(server.home)}")
+    page.get_by_role("link", name="Audit").wait_for()
+    assert page.evaluate("location.hash") == "#/"  # the key is not in the address any more
+    assert page.evaluate("document.cookie") == ""  # nor where a script could read it
+
+
+def test_a_wrong_key_is_refused_in_words(visitor):
+    page = visitor.sign_in("mr_0000000000000000_wrong")
+    expect(page.get_by_role("alert")).to_contain_text("no such key")
+    expect(page.get_by_label("API key")).to_be_visible()
+
+
+def test_a_reader_of_one_model_is_offered_no_more_than_that(visitor, server):
+    page = visitor.sign_in(create_key(server, "reader", "infer:one", "models:read:one"))
+    page.get_by_role("link", name="Models").click()
+    expect(page.get_by_role("link", name="one", exact=True)).to_be_visible()
+    expect(page.get_by_text("other", exact=True)).to_have_count(0)
+    shown = set(shown_pages(page))
+    assert "Models" in shown
+    assert shown.isdisjoint({"Upload", "Keys", "Audit", "Logs", "Requests"})
+    visitor.open("keys")
+    expect(page.get_by_text("your key may not open it")).to_be_visible()
+
+
+def test_a_key_is_created_used_and_revoked_in_the_page(operator, server):
+    page = operator.open("keys")
+    page.get_by_role("button", name="Create a key").click()
+    page.get_by_label("Name", exact=True).fill("made")
+    page.get_by_label("Call the models").fill("one")
+    page.get_by_label("Calls a second").fill("500")
+    page.get_by_role("button", name="Create", exact=True).click()
+    secret = page.get_by_label("secret of the key made").inner_text()
+    assert infer(server, "one", secret).status_code == 200
+    assert infer(server, "other", secret).status_code == 403
+    row = page.get_by_role("row").filter(has_text="made")
+    expect(row).to_contain_text("infer:one")
+    expect(row).to_contain_text("500/s calls")
+
+    row.get_by_role("button", name="Edit").click()
+    page.get_by_label("Calls a second").fill("400")
+    page.get_by_role("button", name="Save").click()
+    expect(row).to_contain_text("400/s calls")
+
+    page.get_by_role("button", name="Read anew").click()
+    expect(row).to_contain_text("1 calls, 1 refused")
+
+    row.get_by_role("button", name="Revoke").click()
+    page.get_by_role("button", name="Revoke", exact=True).click()
+    expect(row).to_have_count(0)
+    expect(page.get_by_label("secret of the key made")).to_have_count(0)
+    assert infer(server, "one", secret).status_code == 401
+
+
+def test_a_form_that_is_not_sent_outlives_a_reload(operator):
+    page = operator.open("keys")
+    page.get_by_role("button", name="Create a key").click()
+    page.get_by_label("Name", exact=True).fill("not-yet")
+    page.reload()
+    page.get_by_role("button", name="Create a key").click()
+    expect(page.get_by_label("Name", exact=True)).to_have_value("not-yet")
+
+
+def test_a_revoked_key_signs_out(visitor, server):
+    page = visitor.sign_in(create_key(server, "leaver", "models:read", "metrics"))
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    expect(page.get_by_text("Waiting for the first figures")).to_have_count(0)
+    assert server.http.delete("/admin/v1/keys/leaver").status_code == 200
+    expect(page.get_by_text("Your key is not valid any more.")).to_be_visible()
+    expect(page.get_by_label("API key")).to_be_visible()
+
+
+def test_signing_out_leaves_no_key_behind(operator):
+    page = operator.page
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("API key")).to_be_visible()
+    page.reload()
+    expect(page.get_by_label("API key")).to_be_visible()
+    assert operator.page.context.cookies() == []
+
+
+def test_a_killed_gateway_is_told_and_recovered_from(operator, server):
+    page = operator.open()
+    expect(page.get_by_text("Waiting for the first figures")).to_have_count(0)
+    lost = page.get_by_text("The server does not answer.")
+    # The supervisor starts another gateway soon: the page itself remembers what it told.
+    page.evaluate(
+        """() => new MutationObserver(() => {
+            window.told ||= document.body.innerText.includes("The server does not answer.");
+        }).observe(document.body, {childList: true, subtree: true})"""
+    )
+    os.kill(server.pids()["gateway-0"], signal.SIGKILL)
+    page.wait_for_function("window.told === true")
+    expect(lost).to_have_count(0)
+    server.reconnect()
+    wait_until(lambda: calls_shown(page, server), what="figures of the new gateway")
+
+
+def calls_shown(page, server) -> bool:
+    """Call a model, and return whether the page shows its traffic."""
+    infer(server, "one", server.key)
+    row = page.get_by_role("region", name="endpoints").get_by_role("row").filter(has_text="one")
+    return row.count() == 1 and row.get_by_role("cell").nth(2).inner_text() not in {"–", "0/s"}
