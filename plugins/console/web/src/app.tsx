@@ -25,13 +25,13 @@ interface Page {
 }
 
 const PAGES: Page[] = [
-  { name: "", title: "Overview", page: OverviewPage, allowed: (can) => can.metrics || can.read },
+  { name: "", title: "Overview", page: OverviewPage, allowed: (can) => can.read },
   { name: "models", title: "Models", page: ModelsPage, allowed: (can) => can.read || can.infer },
   { name: "upload", title: "Upload", page: UploadPage, allowed: (can) => can.write },
   { name: "workers", title: "Workers", page: WorkersPage, allowed: (can) => can.read },
   { name: "scaling", title: "Autoscaling", page: ScalingPage, allowed: (can) => can.read },
-  { name: "requests", title: "Requests", page: RequestsPage, allowed: (can) => can.metrics },
-  { name: "logs", title: "Logs", page: LogsPage, allowed: (can) => can.metrics },
+  { name: "requests", title: "Requests", page: RequestsPage, allowed: (can) => can.read },
+  { name: "logs", title: "Logs", page: LogsPage, allowed: (can) => can.keys },
   { name: "keys", title: "Keys", page: KeysPage, allowed: (can) => can.keys },
   { name: "audit", title: "Audit", page: AuditPage, allowed: (can) => can.keys },
 ];
@@ -62,7 +62,7 @@ export function App() {
   };
   useEffect(() => void start(), []);
   const who = session.value;
-  const looks = !!who?.can.metrics;
+  const looks = !!who?.can.read;
   useEffect(() => {
     if (looks) watch();
     return unwatch;
@@ -76,7 +76,7 @@ export function App() {
 
 function Shell(props: { pages: Page[]; who: Session }) {
   const [name = "", ...more] = place.value.parts;
-  const open = props.pages.find((page) => page.name === name);
+  const open = props.pages.find((page) => page.name === name) ?? (name ? undefined : props.pages[0]);
   const title = name === "models" && more[0] ? more[0] : (open?.title ?? "Not found");
   useEffect(() => {
     document.title = `${title} · Millstream`;
@@ -91,7 +91,7 @@ function Shell(props: { pages: Page[]; who: Session }) {
         <a class="brand" href="#/"><img src="icon.svg" alt="" />Millstream</a>
         <nav aria-label="pages">
           {props.pages.map((page) => (
-            <a key={page.name} href={link([page.name].filter(Boolean))} aria-current={page.name === name ? "page" : undefined}>
+            <a key={page.name} href={link([page.name].filter(Boolean))} aria-current={page === open ? "page" : undefined}>
               {page.title}
             </a>
           ))}

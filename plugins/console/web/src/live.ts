@@ -1,6 +1,6 @@
 // What the server does now, by server-sent events while the page is looked at.
 import { signal } from "@preact/signals";
-import { ApiError, get, session } from "./api";
+import { get, session, signOutBecause, type Session } from "./api";
 
 export interface Totals {
   requests_per_s: number | null;
@@ -77,10 +77,8 @@ export function watch(): void {
   opened.onerror = () => {
     unwatch();
     if (connection.value !== "lost") connection.value = "lost";
-    // A stream that is refused says no reason: a call does, and ends the session if the key is not right any more.
-    void get("history").catch((error: unknown) => {
-      if (error instanceof ApiError && error.status === 403) connection.value = "waiting";
-    });
+    // A stream that is refused says no reason: the session tells whether the key is still right.
+    void get<Session>("session").then((now) => now.signed_in || signOutBecause("Your key is not valid any more."), () => undefined);
     retry = Math.min(retry + 1, 6);
     retryTimer = window.setTimeout(watch, 500 * 2 ** retry);
   };
@@ -93,4 +91,4 @@ export function unwatch(): void {
 }
 
 // A page in the background costs the server nothing.
-document.addEventListener("visibilitychange", () => (document.hidden ? unwatch() : session.value?.can.metrics && watch()));
+document.addEventListener("visibilitychange", () => (document.hidden ? unwatch() : session.value?.can.read && watch()));

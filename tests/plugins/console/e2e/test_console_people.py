@@ -6,16 +6,16 @@ import os
 import signal
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
-from tests.kit.stack import token_of
+from tests.kit.stack import Stack, token_of
 from tests.kit.wait import wait_until
 from tests.plugins.console.e2e.keys import create_key, infer
 
 pytestmark = pytest.mark.needs("chromium")
 
 
-def shown_pages(page) -> list[str]:
+def shown_pages(page: Page) -> list[str]:
     return page.get_by_role("navigation", name="pages", exact=True).get_by_role("link").all_inner_texts()
 
 
@@ -40,7 +40,7 @@ def test_a_reader_of_one_model_is_offered_no_more_than_that(visitor, server):
     expect(page.get_by_text("other", exact=True)).to_have_count(0)
     shown = set(shown_pages(page))
     assert "Models" in shown
-    assert shown.isdisjoint({"Upload", "Keys", "Audit", "Logs", "Requests"})
+    assert shown.isdisjoint({"Upload", "Keys", "Audit", "Logs"})
     visitor.open("keys")
     expect(page.get_by_text("your key may not open it")).to_be_visible()
 
@@ -112,13 +112,13 @@ def test_a_killed_gateway_is_told_and_recovered_from(operator, server):
         }).observe(document.body, {childList: true, subtree: true})"""
     )
     os.kill(server.pids()["gateway-0"], signal.SIGKILL)
-    page.wait_for_function("window.told === true")
+    wait_until(lambda: page.evaluate("window.told"), what="the page tells that the server is lost")
     expect(lost).to_have_count(0)
     server.reconnect()
     wait_until(lambda: calls_shown(page, server), what="figures of the new gateway")
 
 
-def calls_shown(page, server) -> bool:
+def calls_shown(page: Page, server: Stack) -> bool:
     """Call a model, and return whether the page shows its traffic."""
     infer(server, "one", server.key)
     row = page.get_by_role("region", name="endpoints").get_by_role("row").filter(has_text="one")

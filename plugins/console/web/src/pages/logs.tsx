@@ -74,7 +74,6 @@ function useLines(query: string, paused: boolean) {
       source.onerror = () => {
         source?.close();
         setState("lost");
-        void get("session", abort.signal).catch(() => undefined);
         retry = window.setTimeout(follow, RETRY_MS);
       };
     };
