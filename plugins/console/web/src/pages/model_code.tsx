@@ -63,7 +63,7 @@ function client(name: string, request: RequestDocument, keyed: boolean): string 
   return [
     ...(keyed ? ["import os", ""] : []),
     ...(written(request) ? [] : ["import numpy as np"]),
-    "from millstream.client import Client",
+    "from millstream import Client",
     "",
     `with Client(${JSON.stringify(server())}${key}) as client:`,
     ...call,

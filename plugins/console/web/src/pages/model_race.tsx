@@ -146,7 +146,7 @@ function Report({ race }: { race: Race }) {
   return (
     <>
       <p role="status">
-        <b>{STATE_WORDS[race.state]}</b> {race.why} {race.report?.why}
+        <b>{STATE_WORDS[race.state]}</b> {race.why || race.report?.why}
         {race.undone && ` The verdict was taken back ${when(race.undone.at)}: ${race.undone.why}.`}
       </p>
       {race.state === "running" && (
@@ -241,8 +241,8 @@ function Forms(props: { variants: Variant[]; races: RaceSummary[] }) {
           <Table label="verdicts" rows={props.races} keyOf={(one) => one.kind} columns={[
             { name: "Kind", cell: (one) => one.kind },
             { name: "State", cell: (one) => one.state },
-            { name: "Winner", cell: (one) => one.winner ?? "its own file" },
-            { name: "As fast", cell: (one) => times(one.ratio), right: true },
+            { name: "Winner", cell: (one) => (one.state === "decided" ? (one.winner ?? "its own file") : "–") },
+            { name: "As fast", cell: (one) => times(one.state === "decided" ? one.ratio : null), right: true },
             { name: "Serves", cell: (one) => (one.serving ? <Badge kind="good">yes</Badge> : one.undone ? `no: ${one.undone}` : "no") },
           ]} />
         </Card>

@@ -127,7 +127,7 @@ export function UploadPage() {
                 <p class="hint">{bytes(progress.sent)} of {bytes(progress.total)}, {percent(progress.sent / (progress.total || 1))}</p>
               </>
             )}
-            <Stages stage={stage} model={fields.name.trim()} version={version} settled={(now) => (setVersion(now), setStage(now.state === "failed" ? "failed" : "done"))} />
+            <Stages stage={stage} sent={progress.sent >= progress.total} model={fields.name.trim()} version={version} settled={(now) => (setVersion(now), setStage(now.state === "failed" ? "failed" : "done"))} />
             {stage === "failed" && (
               <>
                 <ErrorLine error={error ?? version?.reason} />
@@ -180,7 +180,7 @@ const ORDER: [Stage, string][] = [
 ];
 
 /** The steps, and where it is. While the server works, the state of the upload is asked for. */
-function Stages(props: { stage: Stage; model: string; version: Version | null; settled: (version: Version) => void }) {
+function Stages(props: { stage: Stage; sent: boolean; model: string; version: Version | null; settled: (version: Version) => void }) {
   const { stage, model, version } = props;
   const [state, setState] = useState("");
   const [began] = useState(Date.now());
@@ -213,7 +213,7 @@ function Stages(props: { stage: Stage; model: string; version: Version | null; s
     };
   }, [watched, model, number]);
   const failed = stage === "failed";
-  const at = failed ? (version ? 2 : 1) : ORDER.findIndex(([name]) => name === stage);
+  const at = failed ? (version ? 2 : props.sent ? 1 : 0) : ORDER.findIndex(([name]) => name === stage);
   return (
     <>
       <ol class="steps" aria-live="polite">
