@@ -77,8 +77,7 @@ dashboards: install ## write deploy/grafana/dashboards, the dashboards as Grafan
 console: ## build plugins/console/static, the web application that is served, from plugins/console/web (needs Node 18)
 	@cd plugins/console/web && npm ci --no-audit --no-fund --silent && npm run build
 
-pictures: $(VENV)/.frameworks ## write docs/top.svg and docs/first-model.svg, pictures of commands in a terminal
-	@$(BIN)/python -m tests.kit.top_picture
+pictures: $(VENV)/.frameworks ## write docs/first-model.svg, a picture of commands in a terminal
 	@PYTHONPATH=$(CURDIR)/src:$(CURDIR) $(VENV)/frameworks/bin/python -m tests.kit.first_picture
 
 openapi: install ## write docs/openapi.json, the description of the HTTP API, and what the Python client has of it

@@ -1,4 +1,4 @@
-"""The start page, the metrics page, the OpenAPI page and document: calls for operators, of no protocol.
+"""Liveness, the metrics page, the OpenAPI page and document: calls for operators, of no protocol.
 
 No page loads anything from elsewhere: Swagger UI comes from an installed package, so that /docs works offline.
 Addresses in pages are relative, so that they work below a path of a reverse proxy.
@@ -7,10 +7,8 @@ Addresses in pages are relative, so that they work below a path of a reverse pro
 from __future__ import annotations
 
 import asyncio
-from html import escape
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
@@ -18,7 +16,7 @@ from fastapi.responses import FileResponse, HTMLResponse
 from typing_extensions import TypedDict
 
 from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
-from millstream.gateway.http.compression import choose_encoding, compress, qualities
+from millstream.gateway.http.compression import choose_encoding, compress
 from millstream.gateway.http.deps import DepsOf
 from millstream.gateway.http.openapi import JSON, TEXT, content, ref
 from millstream.services.access.scopes import Need, Row
@@ -45,8 +43,6 @@ def page_headers(**sources: str) -> dict[str, str]:
     }
 
 
-_HTML = "text/html"
-_START_HEADERS = page_headers(style="'self'", img="data:") | {"vary": "Accept"}
 _DOCS_HEADERS = page_headers(
     script="'self'",
     style="'self' 'unsafe-inline'",  # Swagger UI sets styles of elements
@@ -67,30 +63,16 @@ class Alive(TypedDict):
     status: Literal["alive"]
 
 
-def prefers_html(accept: str | None) -> bool:
-    """Return whether an Accept header names HTML, and does not prefer JSON. Wildcards, as curl sends, mean JSON."""
-    wanted = qualities(accept or "")
-    return wanted.get(_HTML, 0.0) > 0 and wanted[_HTML] >= wanted.get(JSON, 0.0)
-
-
 @_start.get(
     "/",
     summary="The process answers",
-    description="A browser gets a page with links.",
     responses={
-        200: {
-            "description": "It is alive.",
-            "content": {JSON: content(ref(Alive), example={"status": "alive"}), _HTML: TEXT},
-        }
+        200: {"description": "It is alive.", "content": {JSON: content(ref(Alive), example={"status": "alive"})}}
     },
     response_model=None,
 )
-async def root(request: Request, deps: DepsOf) -> Response:
-    if not prefers_html(request.headers.get("accept")):
-        return Response(b'{"status":"alive"}', media_type=JSON, headers={"vary": "Accept"})
-    state = "Ready: requests are answered." if deps.ready() else "Not ready: no recent inference came back."
-    page = Template((_PAGES / "start.html").read_text()).substitute(version=escape(deps.version), state=state)
-    return HTMLResponse(page, headers=_START_HEADERS)
+async def root() -> Response:
+    return Response(b'{"status":"alive"}', media_type=JSON, headers={"vary": "Accept"})
 
 
 @_router.get("/openapi.json")

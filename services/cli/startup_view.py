@@ -34,6 +34,7 @@ from millstream.services.cli.preload import (
 )
 from millstream.services.errors import Code, Failure
 from millstream.services.local_token import read_token
+from millstream.services.plugin.registry import is_on
 from millstream.services.process.logs import about, descriptor_writer
 from millstream.services.supervisor.listener import PRELOADS_S_MAX
 from millstream.services.supervisor.own_log import LOGGER, LineWriter
@@ -178,6 +179,8 @@ class StartupView:
             request = _short(EXAMPLE / "request.json")
             call = f"{curl}/v2/models/digits/infer -d @{request}"
             lines = [f"\n[dim]try[/]        {call}", f"           {_command()} demo"]
+        if is_on("console"):
+            lines.append(f"[dim]console[/]    {_command()} console --open")
         return [*lines, f"[dim]pages[/]      {running.local_url}/docs"]
 
 

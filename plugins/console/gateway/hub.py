@@ -20,10 +20,12 @@ from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.parts import GatewayParts
 from millstream.plugins.console.gateway import rates
 from millstream.plugins.console.gateway.call_log import CallLog
+from millstream.plugins.console.gateway.problems import problems
 from millstream.plugins.console.gateway.rates import Growth, Reading
 from millstream.plugins.console.gateway.traffic_history import HISTORY_S, TrafficHistory
 from millstream.services.access.scopes import Grants, Need
 from millstream.services.process.cancellation import cancel_all
+from millstream.services.repository.disk import disk_space
 from millstream.services.wire.records import State, WorkerRecord
 
 log = logging.getLogger("millstream.console")
@@ -87,6 +89,8 @@ class Hub:
         self._wake = asyncio.Event()
         self._last: Reading | None = None
         self._before: Reading | None = None  # at the last entry of the history
+        self._earlier: Reading | None = None  # at the one before, since when problems are looked for
+        self._folder = parts.settings.repository_dir
         self._observer = parts.observer
         self._looked_at: float | None = None  # calls are recorded; None: they are not
         self.calls = CallLog()
@@ -162,22 +166,29 @@ class Hub:
         at = time.time()  # noqa: TID251 - an instant for people
         if enters:
             self.history.enter(at, Growth(self._before, reading), snapshot.workers)
-            self._before = reading
+            self._earlier, self._before = self._before, reading
         growth, self._last = Growth(self._last, reading), reading
         if not self._viewers:
             self.sample = None
             return
+        disk = await asyncio.to_thread(self._disk)
         workers = [_worker(one, growth) for one in snapshot.workers]
         document = {
             "at": at,
             "totals": rates.totals(growth),
             "endpoints": rates.endpoints(growth),
             "workers": sorted(workers, key=lambda one: (one["pool"], one["worker"])),
-            "problems": [],
+            "problems": problems(Growth(self._earlier, reading), snapshot, disk, at),
         }
         self.sample = Frames(document)
         for viewer in self._viewers:
             viewer.changed.set()
+
+    def _disk(self) -> tuple[int, int]:
+        try:
+            return disk_space(self._folder)
+        except OSError:
+            return 0, 0
 
     def _read(self) -> Reading:
         return rates.reading_of(time.monotonic(), self._registry.totals())

@@ -28,8 +28,21 @@ _READ: dict[Metric, int] = {
     catalogue.INSTANCES_READY: 2,
     catalogue.WORKER_BUSY_SECONDS: 2,
     catalogue.PROCESS_RESIDENT_BYTES: 1,
+    catalogue.PROCESS_OPEN_FDS: 1,
+    catalogue.PROCESS_MAX_FDS: 1,
     catalogue.GATEWAY_READY: 1,
-    catalogue.REQUESTS_REFUSED: 0,
+    catalogue.REDIS_UP: 1,
+    catalogue.REQUESTS_REFUSED: 1,
+    catalogue.WORKERS_WANTED: 1,
+    catalogue.WORKERS_READY: 1,
+    catalogue.BATCHES_RECLAIMED: 1,
+    catalogue.BATCHING_OFF: 2,
+    catalogue.VERSION_REFUSED: 2,
+    catalogue.TLS_CERTIFICATE_EXPIRY: 1,
+    catalogue.KEY_EXPIRY: 1,
+    catalogue.CONTROLLER_LEADS: 0,
+    catalogue.REQUESTS_QUARANTINED: 0,
+    catalogue.REDIS_MEMORY_LIMIT_BYTES: 0,
     catalogue.REQUESTS_IN_FLIGHT: 0,
     catalogue.REDIS_MEMORY_USED_BYTES: 0,
 }
@@ -150,6 +163,7 @@ def totals(growth: Growth) -> dict[str, Any]:
     now = growth.now
     grown = [growth.outcomes(key) for key in now.outcomes]
     requests, failed, invalid = (sum(one[at] for one in grown if one) for at in range(3))
+    refused = sum(sum(growth.of(catalogue.REQUESTS_REFUSED, key)) for key in now.of(catalogue.REQUESTS_REFUSED))
     durations = [0.0] * len(_BOUNDS)
     for key in now.of(catalogue.REQUEST_DURATION):
         for at, count in enumerate(growth.of(catalogue.REQUEST_DURATION, key)[:-1]):
@@ -159,7 +173,7 @@ def totals(growth: Growth) -> dict[str, Any]:
         "requests_per_s": growth.rate(requests),
         "failed_per_s": growth.rate(failed),
         "invalid_per_s": growth.rate(invalid),
-        "refused_per_s": growth.rate(sum(growth.of(catalogue.REQUESTS_REFUSED, ()))),
+        "refused_per_s": growth.rate(refused),
         "p50_s": quantile(durations, P50),
         "p99_s": quantile(durations, P99),
         "in_flight": now.value(catalogue.REQUESTS_IN_FLIGHT),

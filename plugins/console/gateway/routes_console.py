@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 from pydantic import BaseModel
 
@@ -18,9 +18,11 @@ from millstream.gateway.http.body import read_document
 from millstream.gateway.http.compression import choose_encoding
 from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.operation import page_headers
+from millstream.plugins.console.gateway import prometheus
 from millstream.plugins.console.gateway.event_stream import EventStream
 from millstream.plugins.console.gateway.hub import Hub
 from millstream.plugins.console.gateway.log_files import LogFilter, LogTail, newest, processes
+from millstream.plugins.console.gateway.prometheus import HOURS_MAX
 from millstream.plugins.console.gateway.session import (
     SessionMiddleware,
     cookie_of,
@@ -28,9 +30,11 @@ from millstream.plugins.console.gateway.session import (
     session_document,
     who_is,
 )
+from millstream.plugins.console.settings import ConsoleSettings
 from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import Code, Failure, not_found
 from millstream.services.process.threads import in_storage_thread
+from millstream.services.settings import settings_of
 
 _STATIC = Path(__file__).resolve().parents[1] / "static"
 _PAGE_HEADERS = page_headers(
@@ -91,7 +95,7 @@ class _SignIn(BaseModel):
 
 @router.get("/console/api/session")
 async def session(request: Request, deps: DepsOf) -> Response:
-    return _json(session_document(deps, _credential(request), prometheus=False))
+    return _json(session_document(deps, _credential(request), prometheus=_prometheus(deps) is not None))
 
 
 @router.post("/console/api/session")
@@ -117,9 +121,16 @@ async def events(deps: DepsOf, wanted: _Wanted, logs: bool = False) -> Response:
 
 
 @router.get("/console/api/history")
-async def history(deps: DepsOf, model: str | None = None) -> Response:
+async def history(
+    deps: DepsOf, model: str | None = None, hours: Annotated[float | None, Query(gt=0, le=HOURS_MAX)] = None
+) -> Response:
     if model is not None:
         _require(Need.READ, deps.catalog.snapshot.model(model).name)
+    url = _prometheus(deps)
+    if hours is not None and url is not None:
+        if model is None and _sees() is not None:
+            raise Failure(Code.FORBIDDEN, "this key does not read all models: name one")
+        return _json(await in_storage_thread(prometheus.history, url, hours, model))
     return _json(deps.part(Hub).history.document(model, _sees()))
 
 
@@ -135,6 +146,10 @@ async def logs(deps: DepsOf, wanted: _Wanted) -> Response:
     folder = _logs(deps)
     lines = await in_storage_thread(newest, folder, wanted)
     return _json({"lines": lines, "processes": await in_storage_thread(processes, folder)})
+
+
+def _prometheus(deps: Deps) -> str | None:
+    return settings_of(deps.settings, ConsoleSettings).console_prometheus_url
 
 
 def _logs(deps: Deps) -> Path:

@@ -13,10 +13,12 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote, unquote
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.principal import Principal
+from millstream.gateway.http.compression import qualities
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import ErrorReplies
 from millstream.services.access.scopes import Need, Row
@@ -33,7 +35,10 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class SessionMiddleware:
-    """ASGI middleware: adds the key of the cookie to calls of the page, and rewrites the calls of other APIs."""
+    """ASGI middleware: adds the key of the cookie to calls of the page, and rewrites the calls of other APIs.
+
+    It sends browsers from `/` to the page, too.
+    """
 
     def __init__(self, app: ASGIApp, _deps: Deps, replies: ErrorReplies) -> None:
         self._app = app
@@ -46,7 +51,23 @@ class SessionMiddleware:
             except Failure as failure:
                 await self._replies.reply(scope["path"], failure)(scope, receive, send)
                 return
+        elif scope["type"] == "http" and scope["path"] == "/" and _is_browser(scope):
+            headers = {"location": "console/", "vary": "Accept"}
+            await Response(status_code=307, headers=headers)(scope, receive, send)
+            return
         await self._app(scope, receive, send)
+
+
+def _is_browser(scope: Scope) -> bool:
+    accept = dict(scope["headers"]).get(b"accept", b"").decode("latin-1")
+    return scope["method"] == "GET" and prefers_html(accept)
+
+
+def prefers_html(accept: str) -> bool:
+    """Return whether an Accept header names HTML, and does not prefer JSON. Wildcards, as curl sends, mean JSON."""
+    wanted = qualities(accept)
+    html = wanted.get("text/html", 0.0)
+    return html > 0 and html >= wanted.get("application/json", 0.0)
 
 
 def rewritten(scope: Scope) -> Scope:

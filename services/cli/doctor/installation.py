@@ -28,7 +28,7 @@ def server_checks(server: ServerAddress) -> list[Check]:
             ready, about = client.ready(), f"{server.url} answers, with Millstream {client.server_version()}"
             state = Check("Server", "ok", about)
             if not ready:
-                state = Check("Server", "fail", f"{about}, and is not ready", "`millstream top` and its logs say more")
+                state = Check("Server", "fail", f"{about}, and is not ready", "`millstream logs` says more")
             return [state, *_governed(client)]
     except ConnectionFailed as failure:
         return [Check("Server", "fail", failure.message, "start it, or name another with --endpoint")]

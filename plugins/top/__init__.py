@@ -1,1 +1,0 @@
-"""What `millstream top` shows: readings of a server, the rates between two of them, and their picture."""
