@@ -1,7 +1,7 @@
-// One call of a model over the Open Inference Protocol: as JSON, or with binary tensors where JSON would be long or has no form.
+// One call of a model over the Open Inference Protocol: as JSON, with binary tensors for datatypes that JSON has no form of.
 import { request } from "../api";
 import type { Metadata } from "../documents";
-import { BINARY_ONLY, elements, type Value } from "./example";
+import { BINARY_ONLY, type Value } from "./example";
 
 export interface TensorValue {
   name: string;
@@ -30,8 +30,6 @@ export interface Answer {
   parts: { name: string; seconds: number }[];
 }
 
-const JSON_ELEMENTS_MAX = 20_000;
-
 function half(value: number): number {
   const view = new DataView(new ArrayBuffer(4));
   view.setFloat32(0, value);
@@ -43,7 +41,7 @@ function half(value: number): number {
   return (sign | (exponent << 10) | ((bits & 0x7fffff) >>> 13)) + ((bits >>> 12) & 1);
 }
 
-function whole(bits: number): number {
+function ofHalf(bits: number): number {
   const exponent = (bits >>> 10) & 0x1f;
   const fraction = bits & 0x3ff;
   const sign = bits & 0x8000 ? -1 : 1;
@@ -51,69 +49,18 @@ function whole(bits: number): number {
   return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -24 * fraction);
 }
 
-type Field = [size: number, put: (view: DataView, at: number, value: number) => void, take: (view: DataView, at: number) => number];
-
-const FIELDS: Record<string, Field> = {
-  BOOL: [1, (view, at, value) => view.setUint8(at, value ? 1 : 0), (view, at) => view.getUint8(at)],
-  INT8: [1, (view, at, value) => view.setInt8(at, value), (view, at) => view.getInt8(at)],
-  UINT8: [1, (view, at, value) => view.setUint8(at, value), (view, at) => view.getUint8(at)],
-  INT16: [2, (view, at, value) => view.setInt16(at, value, true), (view, at) => view.getInt16(at, true)],
-  UINT16: [2, (view, at, value) => view.setUint16(at, value, true), (view, at) => view.getUint16(at, true)],
-  INT32: [4, (view, at, value) => view.setInt32(at, value, true), (view, at) => view.getInt32(at, true)],
-  UINT32: [4, (view, at, value) => view.setUint32(at, value, true), (view, at) => view.getUint32(at, true)],
-  INT64: [8, (view, at, value) => view.setBigInt64(at, BigInt(value), true), (view, at) => Number(view.getBigInt64(at, true))],
-  UINT64: [8, (view, at, value) => view.setBigUint64(at, BigInt(value), true), (view, at) => Number(view.getBigUint64(at, true))],
-  FP16: [2, (view, at, value) => view.setUint16(at, half(value), true), (view, at) => whole(view.getUint16(at, true))],
-  BF16: [
-    2,
-    (view, at, value) => {
-      const scratch = new DataView(new ArrayBuffer(4));
-      scratch.setFloat32(0, value);
-      view.setUint16(at, scratch.getUint16(0), true);
-    },
-    (view, at) => {
-      const scratch = new DataView(new ArrayBuffer(4));
-      scratch.setUint16(0, view.getUint16(at, true));
-      return scratch.getFloat32(0);
-    },
-  ],
-  FP32: [4, (view, at, value) => view.setFloat32(at, value, true), (view, at) => view.getFloat32(at, true)],
-  FP64: [8, (view, at, value) => view.setFloat64(at, value, true), (view, at) => view.getFloat64(at, true)],
-};
-
+/** The bytes of an FP16 or BF16 tensor; BF16 is the upper half of a float32. */
 function encode(tensor: TensorValue): Uint8Array {
-  if (tensor.datatype === "BYTES") {
-    const texts = Array.from(tensor.data, (one) => new TextEncoder().encode(String(one)));
-    const out = new Uint8Array(texts.reduce((total, one) => total + 4 + one.length, 0));
-    let at = 0;
-    for (const one of texts) {
-      new DataView(out.buffer).setUint32(at, one.length, true);
-      out.set(one, at + 4);
-      at += 4 + one.length;
-    }
-    return out;
-  }
-  const field = FIELDS[tensor.datatype];
-  if (!field) throw new Error(`this page cannot send the datatype ${tensor.datatype}`);
-  const view = new DataView(new ArrayBuffer(field[0] * tensor.data.length));
-  tensor.data.forEach((value, at) => field[1](view, at * field[0], Number(value)));
+  const view = new DataView(new ArrayBuffer(2 * tensor.data.length));
+  const upper = (value: number) => new Uint32Array(new Float32Array([value]).buffer)[0]! >>> 16;
+  tensor.data.forEach((value, at) => view.setUint16(2 * at, tensor.datatype === "FP16" ? half(Number(value)) : upper(Number(value)), true));
   return new Uint8Array(view.buffer);
 }
 
-function decode(datatype: string, raw: Uint8Array): Value[] {
+function decode(datatype: string, raw: Uint8Array): number[] {
   const view = new DataView(raw.buffer, raw.byteOffset, raw.byteLength);
-  if (datatype === "BYTES") {
-    const found: string[] = [];
-    for (let at = 0; at + 4 <= raw.length; ) {
-      const size = view.getUint32(at, true);
-      found.push(new TextDecoder().decode(raw.subarray(at + 4, at + 4 + size)));
-      at += 4 + size;
-    }
-    return found;
-  }
-  const field = FIELDS[datatype];
-  if (!field) return [];
-  return Array.from({ length: raw.length / field[0] }, (_, at) => (datatype === "BOOL" ? field[2](view, at) === 1 : field[2](view, at * field[0])));
+  const ofUpper = (bits: number) => new Float32Array(new Uint32Array([bits << 16]).buffer)[0] ?? 0;
+  return Array.from({ length: raw.length / 2 }, (_, at) => (datatype === "FP16" ? ofHalf : ofUpper)(view.getUint16(2 * at, true)));
 }
 
 interface Wanted {
@@ -131,19 +78,20 @@ function isScored(spec: { datatype: string; shape: number[] }): boolean {
 }
 
 function bodyOf(ask: { inputs: TensorValue[] }, metadata: Metadata, wanted: Wanted): { body: BodyInit; headers: Record<string, string> } {
-  const binaryReply = metadata.outputs.some((one) => BINARY_ONLY.has(one.datatype));
-  const outputs = wanted.classes
-    ? metadata.outputs.filter((one) => !one.on_request).map((one) => ({ name: one.name, ...(isScored(one) && { parameters: { classification: wanted.classes } }) }))
-    : undefined;
-  const rest = { ...(outputs && { outputs }), ...(binaryReply && { parameters: { binary_data_output: true } }) };
-  const binary = ask.inputs.some((one) => BINARY_ONLY.has(one.datatype)) || ask.inputs.some((one) => elements(one.shape) > JSON_ELEMENTS_MAX);
-  if (!binary) {
-    const inputs = ask.inputs.map((one) => ({ ...one, data: Array.from<Value>(one.data) }));
-    return { body: JSON.stringify({ inputs, ...rest }), headers: { "Content-Type": "application/json" } };
-  }
-  const raw = ask.inputs.map(encode);
-  const inputs = ask.inputs.map(({ data: _, ...one }, at) => ({ ...one, parameters: { binary_data_size: raw[at]?.length ?? 0 } }));
-  const head = new TextEncoder().encode(JSON.stringify({ inputs, ...rest }));
+  const raw: Uint8Array[] = [];
+  const inputs = ask.inputs.map(({ data, ...one }) => {
+    if (!BINARY_ONLY.has(one.datatype)) return { ...one, data: Array.from<Value>(data) };
+    const encoded = encode({ ...one, data });
+    raw.push(encoded);
+    return { ...one, parameters: { binary_data_size: encoded.length } };
+  });
+  const outputs = metadata.outputs.filter((one) => !one.on_request).map((one) => {
+    if (BINARY_ONLY.has(one.datatype)) return { name: one.name, parameters: { binary_data: true } };
+    return wanted.classes && isScored(one) ? { name: one.name, parameters: { classification: wanted.classes } } : { name: one.name };
+  });
+  const text = JSON.stringify({ inputs, outputs });
+  if (!raw.length) return { body: text, headers: { "Content-Type": "application/json" } };
+  const head = new TextEncoder().encode(text);
   return { body: new Blob([head, ...raw] as BlobPart[]), headers: { "Content-Type": "application/octet-stream", "Inference-Header-Content-Length": String(head.length) } };
 }
 
@@ -162,16 +110,16 @@ export async function call(metadata: Metadata, ask: Ask, wanted: Wanted, abort: 
   const sent = "text" in ask ? { body: ask.text, headers: { "Content-Type": "application/json" } } : bodyOf(ask, metadata, wanted);
   const began = performance.now();
   const reply = await request(`call/v2/models/${encodeURIComponent(metadata.name)}/infer`, { method: "POST", ...sent, signal: abort });
-  const whole_ = new Uint8Array(await reply.arrayBuffer());
+  const received = new Uint8Array(await reply.arrayBuffer());
   const taken = (performance.now() - began) / 1000;
-  const headSize = Number(reply.headers.get("Inference-Header-Content-Length") ?? whole_.length);
-  const text = new TextDecoder().decode(whole_.subarray(0, headSize));
+  const headSize = Number(reply.headers.get("Inference-Header-Content-Length") ?? received.length);
+  const text = new TextDecoder().decode(received.subarray(0, headSize));
   const document = JSON.parse(text) as Reply;
   let at = headSize;
   for (const one of document.outputs ?? []) {
     const size = one.parameters?.binary_data_size;
     if (size === undefined) continue;
-    one.data = decode(one.datatype, whole_.subarray(at, at + size));
+    one.data = decode(one.datatype, received.subarray(at, at + size));
     delete one.parameters;
     at += size;
   }
@@ -183,7 +131,7 @@ export async function call(metadata: Metadata, ask: Ask, wanted: Wanted, abort: 
       data: (one.data ?? []).flat(Infinity) as Value[],
       classes: wanted.classes > 0 && one.datatype === "BYTES" && metadata.outputs.some((spec) => spec.name === one.name && isScored(spec)),
     })),
-    text: headSize === whole_.length ? text : JSON.stringify(document),
+    text: headSize === received.length ? text : JSON.stringify(document),
     version: document.model_version ?? "",
     seconds: taken,
     parts: partsOf(reply.headers.get("Server-Timing")),

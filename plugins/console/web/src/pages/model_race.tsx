@@ -53,7 +53,7 @@ const VERDICTS: Record<string, ["good" | "bad" | "warn" | "plain", string]> = {
   inaccurate: ["warn", "answers differ too much"],
   failed: ["bad", "failed"],
   skipped: ["plain", "skipped"],
-  unavailable: ["plain", "not installed here"],
+  unavailable: ["plain", "not available here"],
 };
 
 function times(ratio: number | null | undefined): string {

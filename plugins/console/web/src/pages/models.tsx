@@ -58,7 +58,7 @@ function Versions(props: { model: Model }) {
   const total = model.versions.length;
   return (
     <>
-      {model.serving === null ? "none answers" : `${model.serving} answers`}
+      {model.serving ?? "none"}
       {model.active !== null && model.active !== model.serving && !model.unloaded && `, ${model.active} takes over`}
       {total > 1 && <small class="hint"> of {count(total)}</small>}
     </>
@@ -75,7 +75,7 @@ const COLUMNS: Column<Row>[] = [
     },
     by: ({ state }) => state,
   },
-  { name: "Version", cell: ({ model }) => <Versions model={model} />, by: ({ model }) => model.serving },
+  { name: "Serves", cell: ({ model }) => <Versions model={model} />, by: ({ model }) => model.serving },
   { name: "Loaded by", cell: ({ model }) => <Loaded model={model} />, by: ({ model }) => workers(model).length },
   { name: "Requests", cell: (row) => rate(row.requests), by: (row) => row.requests, right: true },
   { name: "Failed", cell: (row) => (row.failed ? <Badge kind="bad">{rate(row.failed)}</Badge> : rate(row.failed)), by: (row) => row.failed, right: true },
