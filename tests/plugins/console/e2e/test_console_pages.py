@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from playwright.sync_api import Page, expect
 
 from tests.kit import models
 from tests.kit.browser import visiting
+from tests.kit.stack import Stack
 from tests.kit.tools import program
 from tests.kit.wait import wait_until
 from tests.plugins.console.e2e.keys import infer
@@ -128,20 +130,43 @@ def test_audit_keeps_its_filters_in_the_address(operator, server):
     expect(page.get_by_role("row").filter(has_text="create_key")).to_have_count(0)
 
 
+def test_requests_tell_where_the_time_of_a_call_went(operator, server):
+    page = operator.open("requests")
+    settled(page)
+    infer(server, "one", server.key)
+    row = page.get_by_role("region", name="slowest requests").get_by_role("row").filter(has_text="/v2/models/one/infer")
+    expect(row.first).to_contain_text("run ")
+
+
+def test_log_lines_come_as_they_are_written_and_by_their_level(operator, server):
+    page = operator.open("logs", query="?level=WARNING&process=gateway-0")
+    expect(page.get_by_text("live", exact=True)).to_be_visible()
+    refused_upload(server, "nowhere")
+    lines = page.get_by_role("log")
+    expect(lines).to_contain_text("there is no pool 'nowhere'")
+    assert "uploaded: one" not in lines.inner_text()
+
+
 def test_hostile_names_and_lines_are_text(operator, server, tmp_path):
-    """Names of tensors, paths of requests, and what the log and the audit log tell of them."""
+    """Names of tensors, models and pools, and what the audit log and the logs tell of them."""
     model = onnx.load(models.scale(tmp_path / "scale.onnx"))
     rename_input(model, HOSTILE)
     onnx.save(model, tmp_path / "hostile.onnx")
     server.push("hostile", tmp_path / "hostile.onnx")
+    refused_upload(server, HOSTILE)
     server.http.patch(f"/admin/v1/models/{quote(HOSTILE, safe='')}", json={"pin": True})
-    server.http.post(f"/v2/models/{quote(HOSTILE, safe='')}/infer", json={"inputs": []})
-    for place in (["models", "hostile"], ["audit"], ["models", HOSTILE]):
+    for place in (["models", "hostile"], ["audit"], ["logs"], ["models", HOSTILE]):
         page = operator.open(*place)
         settled(page)
         expect(page.get_by_text("onerror=").first).to_be_visible()
         assert page.evaluate("window.hacked") is None
         assert page.locator("img[src=x]").count() == 0
+
+
+def refused_upload(server: Stack, pool: str) -> None:
+    """Upload a version for a pool that there is not; the log tells of it."""
+    query = {"config": json.dumps({"pools": [pool]})}
+    assert server.http.post("/admin/v1/models/one/versions", params=query, content=b"model").status_code == 400
 
 
 def rename_input(model: onnx.ModelProto, name: str) -> None:

@@ -13,7 +13,7 @@ interface Line {
 }
 
 const KEPT = 2000;
-const LEVELS = ["debug", "info", "warning", "error"];
+const LEVELS = ["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"];
 const FLUSH_MS = 250; // a burst of lines is one change of the page
 const TYPED_MS = 400;
 const RETRY_MS = 3000;
@@ -152,7 +152,7 @@ export function LogsPage() {
           Least level
           <select value={chosen.level} onChange={(event) => choose("level", event.currentTarget.value)}>
             <option value="">all</option>
-            {LEVELS.map((level) => <option key={level} value={level}>{level}</option>)}
+            {LEVELS.map((level) => <option key={level} value={level}>{level.toLowerCase()}</option>)}
           </select>
         </label>
         <label class="field">
@@ -166,14 +166,14 @@ export function LogsPage() {
       <div class="lines" ref={box} onScroll={scrolled} tabIndex={0} role="log" aria-live="off" aria-label="log lines, the newest last">
         {!lines.length && state !== "loading" && <Empty>No line matches yet.</Empty>}
         {lines.map((line, at) => (
-          <p key={at} class={`${line.level}-line`}>
+          <p key={at} class={line.level === "WARNING" ? "warning-line" : ["ERROR", "CRITICAL"].includes(line.level) ? "error-line" : ""}>
             <span title={when(line.at)}>{timeOfDay(line.at)}</span>
             <span>{line.process}</span>
-            <b>{line.level}</b> {line.text}
+            <b>{line.level.toLowerCase()}</b> {line.text}
           </p>
         ))}
       </div>
-      <p class="hint">At most {KEPT.toLocaleString("en")} lines are kept in the page. Levels: debug, info, warning, error.</p>
+      <p class="hint">At most {KEPT.toLocaleString("en")} lines are kept in the page, of the processes of this machine.</p>
     </>
   );
 }

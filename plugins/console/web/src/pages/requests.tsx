@@ -19,7 +19,7 @@ interface Recorded {
   method: string;
   route: string;
   path: string;
-  status: number | string;
+  status: number;
   seconds: number;
   model: string | null;
   version: number | string | null;
@@ -62,8 +62,8 @@ function Stages(props: { row: Recorded; longest: number }) {
   );
 }
 
-function isFailure(status: number | string): boolean {
-  return typeof status === "number" ? status >= 400 : status !== "OK";
+function isFailure(row: Recorded): boolean {
+  return row.protocol === "http" ? row.status >= 400 : row.status !== 0; // gRPC's OK is 0
 }
 
 function columnsFor(longest: number): Column<Recorded>[] {
@@ -87,7 +87,7 @@ function columnsFor(longest: number): Column<Recorded>[] {
     },
     {
       name: "Status",
-      cell: (row) => (isFailure(row.status) ? <Badge kind="bad">failed, {row.status}</Badge> : <Badge kind="good">{row.status}</Badge>),
+      cell: (row) => (isFailure(row) ? <Badge kind="bad">failed, {row.status}</Badge> : <Badge kind="good">{row.status}</Badge>),
       by: (row) => row.status,
     },
     { name: "Time", cell: (row) => seconds(row.seconds), by: (row) => row.seconds, right: true },
@@ -121,7 +121,7 @@ export function RequestsPage() {
               {models.map((name) => <option key={name} value={name}>{name}</option>)}
             </select>
           </label>
-          <p class="hint">Of the last 10 minutes, at most 50 of each kind, of this gateway.</p>
+          <p class="hint">At most 50 of the last 10 minutes, of this gateway, recorded while somebody looks at the console.</p>
         </div>
         <ul class="legend" aria-label="stages of a request">
           {STAGES.map((stage) => <li key={stage.name}><span class={`swatch ${stage.name}`} aria-hidden="true" />{stage.name}: {stage.about}</li>)}
@@ -131,7 +131,7 @@ export function RequestsPage() {
         {value && (
           <Table label={`${tab} requests`} key={tab} columns={columnsFor(longest)} rows={rows} sort={tab === "failed" ? "When" : "Time"} descending
             keyOf={(row) => `${row.at} ${row.request_id} ${row.path}`}
-            empty={tab === "failed" ? "No request failed in the last 10 minutes." : "No request came in the last 10 minutes."} />
+            empty={tab === "failed" ? "No request failed while somebody looked." : "No request came while somebody looked."} />
         )}
       </Card>
     </>
