@@ -14,7 +14,6 @@ from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
     from millstream.client.cli.load_generator import LoadTotals
-    from millstream.client.inference import EncodedRequest
     from millstream.client.models import Metrics
 
 _METRIC = "millstream_batch_rows"
@@ -66,7 +65,8 @@ async def _bench(
         await client.infer(name, call)
         before = _batches(await client.metrics(), name)
         totals = LoadTotals()
-        target = _target(server, name, call, LoadTarget)
+        path = f"/v2/models/{quote(name, safe='')}/infer"
+        target = LoadTarget.of(server, path, call.body, call.header_bytes)
         progress = asyncio.create_task(_progress(totals, seconds, quiet=quiet))
         try:
             elapsed_s = await load(target, connections, seconds, totals)
@@ -75,10 +75,6 @@ async def _bench(
             await asyncio.gather(progress, return_exceptions=True)
         after = _batches(await client.metrics(), name)
     return _outcome(name, connections, rows, elapsed_s, totals) | {"batch_rows": _difference(before, after)}
-
-
-def _target(server: ServerAddress, name: str, call: EncodedRequest, target: Any) -> Any:
-    return target.of(server.url, f"/v2/models/{quote(name, safe='')}/infer", call.body, call.header_bytes, server.trust)
 
 
 async def _progress(totals: LoadTotals, seconds: float, *, quiet: bool) -> None:

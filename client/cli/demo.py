@@ -52,4 +52,4 @@ def demo(
         client.metadata("digits")  # raises Failure if no server answers or the example model is missing
     from millstream.examples.digits.demo import run
 
-    raise typer.Exit(run(server.url, connections=connections, json_output=json_output, trust=server.trust))
+    raise typer.Exit(run(server, connections=connections, json_output=json_output))

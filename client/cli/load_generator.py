@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from millstream.client.address import SYSTEM_TRUST, Trust
+from millstream.client.address import ServerAddress
 from millstream.services.errors import Code, Failure
 
 ANSWER_S_MAX = 60.0
@@ -40,19 +40,21 @@ class LoadTarget:
     request: bytes
 
     @classmethod
-    def of(cls, url: str, path: str, body: bytes, header_bytes: int | None, trust: Trust = SYSTEM_TRUST) -> LoadTarget:
-        """Return a target that receives `body` as a POST to `path` below `url`; `header_bytes` as in EncodedRequest."""
-        parts = urlsplit(url)
+    def of(cls, server: ServerAddress, path: str, body: bytes, header_bytes: int | None) -> LoadTarget:
+        """Return a target that receives `body` as a POST to `path`; `header_bytes` as in EncodedRequest."""
+        parts = urlsplit(server.url)
         secure = parts.scheme == "https"
         head = [f"POST {parts.path.rstrip('/')}{path} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}"]
         head.append(f"Content-Length: {len(body)}")
+        if server.key:
+            head.append(f"Authorization: Bearer {server.key}")
         if header_bytes is None:
             head.append("Content-Type: application/json")
         else:
             head += ["Content-Type: application/octet-stream", f"Inference-Header-Content-Length: {header_bytes}"]
         request = "\r\n".join([*head, "", ""]).encode() + body
         port = parts.port or (443 if secure else 80)
-        return cls(parts.hostname or "", port, trust.context() if secure else None, request)
+        return cls(parts.hostname or "", port, server.trust.context() if secure else None, request)
 
 
 class Source(Protocol):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.client.address import SYSTEM_TRUST, Trust
+from millstream.client.address import ServerAddress
 from millstream.client.cli.load_generator import LoadTarget, drive
 from millstream.client.cli.terminal import emit, results, show_detail
 from millstream.services.errors import Code, Failure
@@ -78,28 +78,28 @@ class _Answers:
             raise DemoError(f"the endpoint answered {status}, with no label: {text}") from error
 
 
-async def measure(url: str, connections: int, trust: Trust = SYSTEM_TRUST) -> Outcome:
+async def measure(server: ServerAddress, connections: int) -> Outcome:
     """Send every held-out image once, `connections` at a time. Raises DemoError."""
     bodies, labels = _load()
-    targets = [LoadTarget.of(url, "/v2/models/digits/infer", body, None, trust) for body in bodies]
+    targets = [LoadTarget.of(server, "/v2/models/digits/infer", body, None) for body in bodies]
     answers = _Answers([target.request for target in targets])
     try:
         seconds = await drive(targets[0], answers, connections, TIMEOUT_S)
     except DemoError:
         raise
     except Failure as failure:
-        raise DemoError(f"{url}: {failure.message}; is `millstream up` running?") from failure
+        raise DemoError(f"{server.url}: {failure.message}; is `millstream up` running?") from failure
     p50, p95, p99 = (float(value) * 1e3 for value in np.percentile(answers.seconds, [50, 95, 99]))
     right = sum(answer == label for answer, label in zip(answers.labels, labels, strict=True))
     return Outcome(len(bodies), connections, right / len(labels), len(bodies) / seconds, p50, p95, p99)
 
 
-def run(url: str, *, connections: int = 16, json_output: bool = False, trust: Trust = SYSTEM_TRUST) -> int:
-    """Run the demo against the server at `url` and print the outcome.
+def run(server: ServerAddress, *, connections: int = 16, json_output: bool = False) -> int:
+    """Run the demo against a server and print the outcome.
 
     Returns the exit status: 0, or 1 if the accuracy is below 0.97. Raises DemoError.
     """
-    outcome = asyncio.run(measure(url, connections, trust))
+    outcome = asyncio.run(measure(server, connections))
     if json_output:
         emit(asdict(outcome))
     else:

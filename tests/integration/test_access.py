@@ -537,6 +537,9 @@ def test_the_command_line(stack: Stack, bare: httpx2.Client) -> None:
     assert created["limits"]["requests_per_s"] == 100
     assert 3500 < created["expires_at"] - created["created_at"] < 3700
     assert infer(bare, created["key"]).status_code == 200
+    measured = Millstream(stack.named_home, created["key"]).fails("bench", "one", "--seconds", "0.1")
+    assert "lacks the scope 'metrics'" in measured
+    assert cli.json("bench", "one", "--seconds", "0.1", "--connections", 2)["errors"] == {}
     assert "infer:one" in cli.ok("keys", "list")
     page = stack.metrics()
     assert page.value("millstream_key_expiry_timestamp_seconds", key="cli") == pytest.approx(created["expires_at"])

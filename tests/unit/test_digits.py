@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from millstream.client.address import ServerAddress
 from millstream.examples.digits import demo, train
 from millstream.examples.digits.demo import ACCURACY_MIN, HERE
 
@@ -112,7 +113,7 @@ def test_the_demo_counts_what_is_right(
         return labelled(int(session.run(["label"], {"pixels": pixels})[0][0]))
 
     with answering(answer) as url:
-        assert demo.run(url, connections=4, json_output=True) == 0
+        assert demo.run(ServerAddress(url), connections=4, json_output=True) == 0
     outcome = json.loads(capsys.readouterr().out)
     labels = np.load(HERE / "held_out.npz")["labels"]
     given = session.run(["label"], {"pixels": np.load(HERE / "held_out.npz")["images"].astype(np.float32)})[0]
@@ -124,7 +125,7 @@ def test_the_demo_counts_what_is_right(
 
 def test_the_demo_fails_when_the_answers_are_poor(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(lambda pixels: labelled(3)) as url:
-        assert demo.run(url) == 1
+        assert demo.run(ServerAddress(url)) == 1
     shown = capsys.readouterr().out
     assert "accuracy" in shown
     assert "0.1" in shown
@@ -136,14 +137,14 @@ def test_the_demo_fails_when_the_answers_are_poor(capsys: pytest.CaptureFixture[
 )
 def test_the_demo_says_what_the_server_answered(status: int, document: object, said: str) -> None:
     with answering(lambda pixels: (status, document)) as url, pytest.raises(demo.DemoError, match=said):
-        demo.run(url, connections=1)
+        demo.run(ServerAddress(url), connections=1)
 
 
 def test_the_demo_says_that_nobody_is_there() -> None:
     with answering(lambda pixels: labelled(0)) as url:
         pass
     with pytest.raises(demo.DemoError, match="a connection failed under load: Connect call failed"):
-        demo.run(url)
+        demo.run(ServerAddress(url))
 
 
 def test_the_demo_says_that_a_connection_was_closed() -> None:
@@ -157,5 +158,5 @@ def test_the_demo_says_that_a_connection_was_closed() -> None:
         thread = threading.Thread(target=hang_up)
         thread.start()
         with pytest.raises(demo.DemoError, match="closed a connection without a reply"):
-            demo.run(f"http://127.0.0.1:{listener.getsockname()[1]}", connections=1)
+            demo.run(ServerAddress(f"http://127.0.0.1:{listener.getsockname()[1]}"), connections=1)
         thread.join()
