@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import orjson
@@ -107,6 +107,11 @@ class Hub:
         self._end()
         await cancel_all(self._tasks)
 
+    @property
+    def viewed(self) -> bool:
+        """Whether anybody looks."""
+        return bool(self._viewers)
+
     def looked(self) -> None:
         """Record calls from now on, until nobody has looked for LOOKED_S."""
         if self._looked_at is None:
@@ -152,7 +157,10 @@ class Hub:
                 if now >= due:
                     due = now + HISTORY_S
             self._wake.clear()
-            await _either(self._wake, TICK_S if self._viewers else max(0.0, due - time.monotonic()))
+            wait_s = TICK_S if self._viewers else max(0.0, due - time.monotonic())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
         self._end()
 
     def _is_old(self, now: float) -> bool:
@@ -180,27 +188,21 @@ class Hub:
             "workers": sorted(workers, key=lambda one: (one["pool"], one["worker"])),
             "problems": problems(Growth(self._earlier, reading), snapshot, disk, at),
         }
+        self.publish(document)
+
+    def publish(self, document: dict[str, Any]) -> None:
+        """Show all viewers a sample. Those that still write the last one get the newest when they are done."""
         self.sample = Frames(document)
         for viewer in self._viewers:
             viewer.changed.set()
 
     def _disk(self) -> tuple[int, int]:
-        try:
+        with suppress(OSError):
             return disk_space(self._folder)
-        except OSError:
-            return 0, 0
+        return 0, 0
 
     def _read(self) -> Reading:
         return rates.reading_of(time.monotonic(), self._registry.totals())
-
-
-async def _either(event: asyncio.Event, seconds: float) -> None:
-    """Return when the event is set, or after some seconds."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
 
 
 def _worker(record: WorkerRecord, growth: Growth) -> dict[str, Any]:

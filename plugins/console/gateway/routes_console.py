@@ -43,7 +43,7 @@ _PAGE_HEADERS = page_headers(
 #: The build puts a digest into the names of assets: their content never changes.
 _ASSET_HEADERS = {"cache-control": "public, max-age=31536000, immutable", "x-content-type-options": "nosniff"}
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".woff2": "font/woff2"}
-_NOT_STORED = {"cache-control": "no-store"}
+_NOT_STORED = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 router = APIRouter(include_in_schema=False)
 
