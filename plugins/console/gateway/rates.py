@@ -115,6 +115,8 @@ class Growth:
             return []
         if old is None or len(old) != len(values):
             return values
+        if old == values:  # of most models nothing happens between two readings
+            return [0.0] * len(values)
         return [max(0.0, value - earlier) for value, earlier in zip(values, old, strict=True)]
 
     def rate(self, amount: float) -> float | None:
@@ -166,8 +168,9 @@ def totals(growth: Growth) -> dict[str, Any]:
     refused = sum(sum(growth.of(catalogue.REQUESTS_REFUSED, key)) for key in now.of(catalogue.REQUESTS_REFUSED))
     durations = [0.0] * len(_BOUNDS)
     for key in now.of(catalogue.REQUEST_DURATION):
-        for at, count in enumerate(growth.of(catalogue.REQUEST_DURATION, key)[:-1]):
-            durations[at] += count
+        grown_by = growth.of(catalogue.REQUEST_DURATION, key)[:-1]
+        if any(grown_by):
+            durations = list(map(add, durations, grown_by))
     ready = [values[0] > 0 for values in now.of(catalogue.GATEWAY_READY).values()]
     return {
         "requests_per_s": growth.rate(requests),
@@ -194,9 +197,9 @@ def quantile(counts: list[float], share: float, bounds: tuple[float, ...] = _BOU
 
     Within a bucket, observations count as evenly spread. Beyond the last finite bound, that bound is returned.
     """
-    upto = list(accumulate(counts))
-    if not upto or not upto[-1]:
+    if not any(counts):
         return None
+    upto = list(accumulate(counts))
     rank = share * upto[-1]
     for (lower, upper), (below, above) in zip(pairwise((0.0, *bounds)), pairwise((0.0, *upto)), strict=True):
         if above >= rank and above > below:
