@@ -115,7 +115,7 @@ class _Observed:
         for cycle in (self._active, self.cycle):  # type: ignore[attr-defined]
             if type(cycle) is RequestCycle and cycle.ticket is not None and not cycle.answered:
                 ended = monotonic()
-                takers = self.observer.takers(cycle.trace, cycle.submitted_at, ended, failed=False)
+                takers = self.observer.takers(cycle.trace, cycle.submitted_at or ended, ended, failed=False)
                 if takers:
                     self._observe(takers, cycle, cycle.ticket, CANCELLED_STATUS, 0, ended)
                 break  # the request that was read last may be the active one
