@@ -77,7 +77,8 @@ dashboards: install ## write deploy/grafana/dashboards, the dashboards as Grafan
 console: ## build plugins/console/static, the web application that is served, from plugins/console/web (needs Node 18)
 	@cd plugins/console/web && npm ci --no-audit --no-fund --silent && npm run build
 
-pictures: $(VENV)/.frameworks ## write docs/first-model.svg, a picture of commands in a terminal
+pictures: $(VENV)/.frameworks ## write the pictures of docs: a terminal, and the pages of the console
+	@$(BIN)/python -m tests.kit.console_pictures
 	@PYTHONPATH=$(CURDIR)/src:$(CURDIR) $(VENV)/frameworks/bin/python -m tests.kit.first_picture
 
 openapi: install ## write docs/openapi.json, the description of the HTTP API, and what the Python client has of it

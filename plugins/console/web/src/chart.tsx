@@ -2,6 +2,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
+import { timeOfDay } from "./units";
 
 export interface Line {
   name: string;
@@ -31,9 +32,12 @@ export function Chart(props: { at: number[]; lines: Line[]; unit: (value: number
         cursor: { y: false },
         legend: { live: true },
         scales: { y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.1 : 1] } },
-        axes: [axis, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => props.unit(tick)) }],
+        axes: [
+          { ...axis, space: 90, values: (_plot, ticks) => ticks.map(timeOfDay) },
+          { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => props.unit(tick)) },
+        ],
         series: [
-          {},
+          { label: "time", value: (_plot: uPlot, at: number | null) => timeOfDay(at) },
           ...props.lines.map((line, at) => ({
             label: line.name,
             stroke: colour(`--line-${line.colour ?? "abc"[at % 3]}`),

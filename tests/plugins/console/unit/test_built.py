@@ -12,7 +12,7 @@ import pytest
 from tests.kit.tools import program
 
 CONSOLE = Path(__file__).parents[4] / "plugins" / "console"
-SOURCE_LINES_MAX = 6000
+SOURCE_LINES_MAX = 6000  # of the web application; `make check` holds the lines of Python
 FIRST_VIEW_BYTES_MAX = 300_000
 
 
@@ -43,7 +43,7 @@ def test_compressed_files_are_those_beside_them() -> None:
 
 
 def test_sources_stay_within_what_three_people_own() -> None:
-    paths = [path for kind in ("*.py", "web/src/**/*.ts*", "web/src/**/*.css") for path in CONSOLE.rglob(kind)]
+    paths = [path for kind in ("web/src/**/*.ts*", "web/src/**/*.css") for path in CONSOLE.rglob(kind)]
     sources = [path for path in paths if "node_modules" not in path.parts]
     assert sum(len(path.read_text().splitlines()) for path in sources) <= SOURCE_LINES_MAX
 
