@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import webbrowser
 from typing import Annotated
 from urllib.parse import quote
 
 import typer
 
-from millstream.client.cli.options import Endpoint, Key, server_address
+from millstream.client.cli.options import Endpoint, Json, Key, server_address
 from millstream.services.errors import Code, Failure
 
 
@@ -17,6 +18,7 @@ def console(
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     endpoint: Endpoint = None,
     key: Key = None,
+    json_output: Json = False,
 ) -> None:
     """Print the address of the web console, with a link that signs in.
 
@@ -26,7 +28,8 @@ def console(
     server = server_address(context, endpoint, key)
     if server.key is None:
         raise Failure(Code.UNAUTHENTICATED, f"no key is known for {server.url}: give one with --key")
-    link = f"{server.url}/console/#login={quote(server.key, safe='')}"
-    print(link)
+    url = f"{server.url}/console/"
+    link = f"{url}#login={quote(server.key, safe='')}"
+    print(json.dumps({"url": url, "link": link}) if json_output else link)
     if open_browser and not webbrowser.open(link):
         raise Failure(Code.UNAVAILABLE, "this machine has no browser to open: open the address on another one")

@@ -56,16 +56,16 @@ def test_a_distribution_of_its_own_adds_a_command(other: Path) -> None:
     code, page = millstream(other, "--help")
     assert code == 0
     assert "Say that a distribution of its own added this command." in page
-    assert "\n  top " in page
+    assert "\n  console " in page
 
 
-@pytest.mark.parametrize(("chosen", "greets", "tops"), [
+@pytest.mark.parametrize(("chosen", "greets", "consoles"), [
     ("all", True, True), ("none", False, False), ("greeter", True, False), ("-greeter", False, True),
-    ("-greeter, -top", False, False), (" top , greeter ", True, True),
+    ("-greeter, -console", False, False), (" console , greeter ", True, True),
 ])  # fmt: skip
-def test_the_setting_chooses(other: Path, chosen: str, greets: bool, tops: bool) -> None:
+def test_the_setting_chooses(other: Path, chosen: str, greets: bool, consoles: bool) -> None:
     _, page = millstream(other, "--help", plugins=chosen)
-    assert ("\n  greet " in page, "\n  top " in page) == (greets, tops)
+    assert ("\n  greet " in page, "\n  console " in page) == (greets, consoles)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_setting_chooses(other: Path, chosen: str, greets: bool, tops: bool)
     [
         ("-gretter", "MILLSTREAM_PLUGINS: there is no plug-in 'gretter'; did you mean 'greeter'? (known: "),
         (
-            "top,-greeter",
+            "console,-greeter",
             "MILLSTREAM_PLUGINS: write either names (openai,fleet), or what to leave out (-openai,-fleet)",
         ),
     ],
@@ -106,7 +106,7 @@ def test_a_plug_in_that_lacks_something_is_off(other: Path, lacks: dict[str, str
 
 @pytest.mark.plugins
 def test_each_plug_in_of_this_checkout_is_on() -> None:
-    assert {"compile", "fleet", "plan", "top"} <= {plugin.name for plugin in plugins()}
+    assert {"compile", "fleet", "plan", "console"} <= {plugin.name for plugin in plugins()}
 
 
 @pytest.mark.plugins
