@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tritonclient.grpc as triton_grpc
 
 from millstream import Client
@@ -50,6 +51,7 @@ def test_the_core_serves_onnx_without_any_plug_in(tmp_path: Path) -> None:
             np.testing.assert_array_equal(answer, rows * 2)
 
 
+@pytest.mark.timeout(1200)  # four minutes of its own; the files beside it share the cores
 def test_the_tests_of_the_core_pass_without_any_plug_in(tmp_path: Path) -> None:
     """Those that start nothing, but for the slowest, which plug-ins do not touch."""
     folder = tmp_path / "tree"
@@ -61,7 +63,7 @@ def test_the_tests_of_the_core_pass_without_any_plug_in(tmp_path: Path) -> None:
         shutil.copy(path, folder / path.name)
     left_out = [f"--ignore=tests/unit/{name}" for name in ("http2", "test_digits.py", "test_explore.py")]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit", *left_out],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "tests/unit", *left_out],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(tree)},
         capture_output=True,
