@@ -31,6 +31,8 @@ class ListedVersion(TypedDict):
     instances: list[VersionInstance]
     variants: list[Variant]
     races: list[RaceSummary]
+    steps: list[VersionStep]
+    graph: dict[str, Any] | None
 
 
 class Tensor(TypedDict):
@@ -118,6 +120,14 @@ class RaceSummary(TypedDict):
     undone: str | None
 
 
+class VersionStep(TypedDict):
+    """A step of a graph, and the version that it runs."""
+
+    step: str
+    model: str
+    version: int
+
+
 class Version(TypedDict):
     """The version of an upload."""
 
@@ -143,6 +153,8 @@ class Version(TypedDict):
     instances: list[VersionInstance]
     variants: list[Variant]
     races: list[RaceSummary]
+    steps: list[VersionStep]
+    graph: dict[str, Any] | None
     existing: bool
 
 

@@ -189,7 +189,7 @@ def activate(name: str, number: int) -> Steps[Model]:
 
 
 def remove(name: str, number: int | None, *, force: bool) -> Steps[None]:
-    query = {"force": "true"} if force and number is not None else {}
+    query = {"force": "true"} if force else {}
     yield from send(Call("DELETE", admin_path(name, number), query=query))
 
 

@@ -27,6 +27,7 @@ from millstream.gateway.parts import GatewayParts, build_parts, start_parts, sto
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.redis_events import QuarantineNews, RedisProbe, event_handlers
 from millstream.gateway.scheduling.caller import caller_of
+from millstream.gateway.scheduling.composed import runner_of
 from millstream.gateway.scheduling.lane_state import SharedParts
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.producer import Producer, ReplyWays
@@ -141,7 +142,14 @@ class Gateway:
             settings,
             self.producer,
             self.demands,
-            SharedParts(budgets.admission, budgets.segments, self.quarantine, self.access.gate, self.recorder),
+            SharedParts(
+                budgets.admission,
+                budgets.segments,
+                self.quarantine,
+                self.access.gate,
+                self.recorder,
+                partial(runner_of, self.repository.local_path),
+            ),
             self.registry,
             host_token(settings.shm_dir),
             partial(

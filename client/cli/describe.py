@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -105,14 +105,10 @@ def _show(console: Console, version: ListedVersion) -> None:
     show_detail(console, "  file      ", f"{size(version['size_bytes'])}, sha256 {version['digest']}")
     pools = version["pools"]
     what = "pool" if len(pools) == 1 else "pools"
-    show_detail(console, "  uploaded  ", f"{ago(version['created'])}, for {what} {escape(', '.join(pools))}")
+    where = f", for {what} {escape(', '.join(pools))}" if pools else ", run by the gateway"
+    show_detail(console, "  uploaded  ", f"{ago(version['created'])}{where}")
     show_signature(console, version)
-    for variant in version["variants"]:
-        used = f"not used: {variant['refused']}" if variant["refused"] else size(variant["size_bytes"])
-        made = f"{variant['target']} by {variant['runtime']} in {variant['seconds']:g} s for {variant['device']}"
-        show_detail(console, "  compiled  ", escape(f"{made}; {used}"))
-    for race in version.get("races", ()):
-        show_detail(console, "  raced     ", escape(_raced(race)), style="red" if race["undone"] else "")
+    _show_parts(console, version)
     for failure in version["load_failures"]:
         what = f"on {failure['kind']}, {ago(failure['failed_at'])}: {failure['reason']}"
         show_detail(console, "  failed    ", escape(what), style="red")
@@ -129,6 +125,30 @@ def _show(console: Console, version: ListedVersion) -> None:
         show_detail(console, "  worker    ", text)
         if instance["profile"]:
             show_detail(console, "            ", _profile(instance["profile"]))
+
+
+def _show_parts(console: Console, version: ListedVersion) -> None:
+    """Print the steps of a graph, and what was compiled and raced."""
+    from millstream.client.cli.terminal import escape, show_detail, size
+
+    for step in _steps(version):
+        show_detail(console, "  step      ", escape(step))
+    for variant in version["variants"]:
+        used = f"not used: {variant['refused']}" if variant["refused"] else size(variant["size_bytes"])
+        made = f"{variant['target']} by {variant['runtime']} in {variant['seconds']:g} s for {variant['device']}"
+        show_detail(console, "  compiled  ", escape(f"{made}; {used}"))
+    for race in version.get("races", ()):
+        show_detail(console, "  raced     ", escape(_raced(race)), style="red" if race["undone"] else "")
+
+
+def _steps(version: ListedVersion) -> Iterator[str]:
+    """Yield the steps of a graph: "detect: detector v3 (image = image) if rows(x) > 0"."""
+    document = (version.get("graph") or {}).get("steps", {})
+    for step in version.get("steps", ()):
+        of = document.get(step["step"], {})
+        inputs = ", ".join(f"{name} = {' or '.join(sources)}" for name, sources in of.get("inputs", {}).items())
+        condition = f" if {of['if']}" if of.get("if") else ""
+        yield f"{step['step']}: {step['model']} v{step['version']} ({inputs}){condition}"
 
 
 def _raced(race: RaceSummary) -> str:

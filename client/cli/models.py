@@ -202,7 +202,7 @@ def rm(
         with open_client(context, endpoint, key) as client:
             client.remove(name, version, force=force)
     except Failure as failure:
-        if failure.code is not Code.CONFLICT or force or version is None:
+        if failure.code is not Code.CONFLICT or force:
             raise
         raise Failure(failure.code, f"{failure.message} (here: --force)") from failure
     if json_output:

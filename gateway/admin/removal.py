@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from millstream.gateway.catalog.snapshot import versions_text
 from millstream.services.errors import Code, Failure, Subject, not_found
 from millstream.services.model.manifest import Endpoint
@@ -37,13 +39,13 @@ def remove_version(repository: FolderRepository, model: str, version: int, *, se
         _forget(repository, model, version, serving)  # it may have been activated meanwhile
 
 
-def remove_old_versions(repository: FolderRepository, model: str, kept: int) -> list[int]:
-    """Delete all versions of a model but the `kept` newest, the active and the previous one; return the deleted."""
+def remove_old_versions(repository: FolderRepository, model: str, kept: int, used: Collection[int] = ()) -> list[int]:
+    """Delete all versions of a model but the `kept` newest, the active, the previous and `used` ones; return them."""
     endpoint = repository.endpoint(model)
     old = [
         version
         for version in sorted(repository.versions(model))[:-kept]
-        if version not in {endpoint.active, endpoint.previous}
+        if version not in {endpoint.active, endpoint.previous, *used}
     ]
     for version in old:
         remove_version(repository, model, version, serving=endpoint.active, force=False)

@@ -16,6 +16,7 @@ from millstream.gateway.access.principal import shown
 from millstream.gateway.admin import schemas_models as schemas
 from millstream.gateway.admin.removal import remove_version
 from millstream.gateway.admin.standby_reasons import add_standby_reasons
+from millstream.gateway.catalog.parts import check_unused
 from millstream.gateway.catalog.snapshot import ModelView, visible
 from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.errors import documented
@@ -123,7 +124,8 @@ async def _activate(name: str, version: int, deps: Deps) -> None:
     "/models/{name}/versions/{version}",
     status_code=204,
     summary="Delete a version",
-    description="The serving version is deleted with `force` only, and the model with its only version. "
+    description="The serving version, and one that a graph runs, is deleted with `force` only, and the model with its "
+    "only version. "
     "Numbers of deleted versions are not used again while the model exists.",
     responses=documented(400, 404, 409, 503),
 )
@@ -131,11 +133,13 @@ async def delete_version(
     name: str,
     version: int,
     deps: DepsOf,
-    force: Annotated[bool, Query(description="Delete the version even if it is serving.")] = False,
+    force: Annotated[bool, Query(description="Delete the version even if it is serving, or a graph runs it.")] = False,
 ) -> None:
     await deps.catalog.refresh()
     serving = _serving(deps.catalog.snapshot.models.get(name))
     with audited("delete", name, version=version), _nearest_names(name, deps):
+        if not force:
+            check_unused(deps.catalog.snapshot.models, name, version)
         await in_storage_thread(remove_version, deps.repository, name, version, serving=serving, force=force)
     audit("deleted", name, version=version)
     await deps.catalog.announce(name)
@@ -145,10 +149,17 @@ async def delete_version(
     "/models/{name}",
     status_code=204,
     summary="Delete a model with all its versions",
-    responses=documented(400, 404, 503),
+    responses=documented(400, 404, 409, 503),
 )
-async def delete_model(name: str, deps: DepsOf) -> None:
+async def delete_model(
+    name: str,
+    deps: DepsOf,
+    force: Annotated[bool, Query(description="Delete the model even if graphs run its versions.")] = False,
+) -> None:
+    await deps.catalog.refresh()
     with audited("delete", name), _nearest_names(name, deps):
+        if not force:
+            check_unused(deps.catalog.snapshot.models, name)
         await in_storage_thread(deps.repository.delete_model, name)
     audit("deleted", name)
     await deps.catalog.announce(name)

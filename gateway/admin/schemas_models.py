@@ -6,7 +6,7 @@ Manifests, snapshots and records are internal and may change; callers may rely o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, NotRequired, Self
+from typing import Annotated, Any, Literal, NotRequired, Self
 
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
@@ -108,6 +108,14 @@ class ImportedModel(BaseModel):
         return None if record is None else cls.model_validate(record.model_dump(exclude={"samples"}))
 
 
+class VersionStep(BaseModel, from_attributes=True):
+    """A step of a graph, and the version that it runs."""
+
+    step: str = Field(description="Its name in the graph.")
+    model: str
+    version: int
+
+
 class Version(BaseModel):
     """A version of a model. Of an upload in progress only the name, the number and the state are known."""
 
@@ -142,6 +150,10 @@ class Version(BaseModel):
     instances: list[VersionInstance] = []
     variants: list[Variant] = Field([], description="Compiled forms; not in the list of all models.")
     races: list[RaceSummary] = Field([], description="The last one first; not in the list of all models.")
+    steps: list[VersionStep] = Field([], description="Of a graph: the versions that it runs.")
+    graph: dict[str, Any] | None = Field(
+        None, description="Of a graph: its document, with where each input comes from; not in the list of all models."
+    )
 
     @classmethod
     def of(cls, view: VersionView, *, active: bool) -> Self:
@@ -170,6 +182,7 @@ class Version(BaseModel):
             notes=list(manifest.notes),
             imported=ImportedModel.of(manifest.imported),
             instances=[VersionInstance.of(replica) for replica in view.replicas],
+            steps=[VersionStep.model_validate(part) for part in manifest.parts],
         )
 
 

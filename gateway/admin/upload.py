@@ -19,9 +19,11 @@ from pydantic import BaseModel, ValidationError
 
 from millstream.gateway.access.principal import CALLER, owner_name, require
 from millstream.gateway.admin.removal import remove_old_versions
+from millstream.gateway.catalog.parts import is_current, used_versions
 from millstream.gateway.catalog.quotas import Quotas
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.multipart import MultipartReader, Sink
+from millstream.gateway.scheduling.composed import composer_of
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import Code, Failure, invalid, not_found
@@ -76,7 +78,7 @@ def check_format(deps: Deps, named: Collection[str], source_format: str) -> None
 
     A pool whose workers were never seen may load any. Every installation has a backend for ONNX, or is to have one.
     """
-    if source_format == ONNX:
+    if source_format == ONNX or composer_of(source_format) is not None:
         return
     pools = deps.catalog.snapshot.pools
     traits = [pools.get(pool) for pool in named or {*pools, *parse_pools(deps.settings.pools)}]
@@ -301,14 +303,21 @@ async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Pu
         incoming.url = upload.url
         incoming.owner = owner_name()
         incoming.admit = admit
-        incoming.reusable = lambda manifest: not _has_failed(deps, manifest)
+        incoming.reusable = lambda manifest: (
+            not _has_failed(deps, manifest) and is_current(deps.catalog.snapshot.models, manifest)
+        )
         incoming.options = upload.imports.model_copy(update={"formats": formats})
 
-        def accept(checked: CheckedModel | None) -> None:
+        def accept(checked: CheckedModel | None) -> CheckedModel | None:
             if checked is not None:
                 check_format(deps, incoming.config.pools, checked.source_format)
+                composer = composer_of(checked.source_format)
+                if composer is not None:
+                    path = incoming.folder() / checked.served
+                    checked = composer.compose(path, checked, incoming.config, upload.model, deps.catalog.snapshot)
             if (principal := CALLER.get()) is not None:  # the check, and what it waits for, may take minutes
                 deps.gate.check_still(principal, _WRITE, upload.model)
+            return checked
 
         published = await incoming.publish(show, activate=upload.activate, accept=accept)
         if published.new and deps.settings.versions_kept:
@@ -325,7 +334,8 @@ def _has_failed(deps: Deps, manifest: Manifest) -> bool:
 
 async def _remove_old_versions(deps: Deps, model: str) -> None:
     try:
-        removed = await in_storage_thread(remove_old_versions, deps.repository, model, deps.settings.versions_kept)
+        kept, used = deps.settings.versions_kept, used_versions(deps.catalog.snapshot.models, model)
+        removed = await in_storage_thread(remove_old_versions, deps.repository, model, kept, used)
     except Failure as failure:  # the upload is done: the next one tries again
         log.warning("old versions of %s stay: %s", model, failure.message)
         return

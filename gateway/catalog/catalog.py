@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
+from millstream.gateway.catalog.parts import Users, composed_view
 from millstream.gateway.catalog.placements import Placements, Standby
 from millstream.gateway.catalog.snapshot import ModelView, Replica, ScaleView, Snapshot, SnapshotCell, VersionView
 from millstream.services.errors import Failure
@@ -77,6 +78,7 @@ class Catalog:
         self._placements = Placements()
         self._pools: Mapping[str, PoolTraits] = {}
         self._standby = Standby()
+        self._users = Users()
         self._changes: set[str] = set()  # models whose changes are not in the snapshot yet
         self._unreported: set[str] = set()  # models whose changes `on_snapshot` may not have applied
         self._changed = asyncio.Event()
@@ -149,12 +151,21 @@ class Catalog:
         """Replace the changed models in the snapshot, and report them."""
         before = self.snapshot
         models = dict(before.models)
-        for name in self._changes:
-            if name in self._stored.models:
-                models[name] = self._model(name)
-            else:
-                models.pop(name, None)
-            self._forget_removed(before.models.get(name), models.get(name))
+        todo = set(self._changes)
+        while todo:
+            altered: set[str] = set()
+            for name in todo:
+                known = models.get(name)
+                if name in self._stored.models:
+                    models[name] = self._model(name, models)
+                else:
+                    models.pop(name, None)
+                self._forget_removed(before.models.get(name), models.get(name))
+                self._users.note(name, models.get(name))
+                if self._users.of(name) and models.get(name) != known:
+                    altered.add(name)
+            todo = {user for name in altered for user in self._users.of(name)}
+            self._changes |= todo
         changed = {name for name in self._changes if models.get(name) != before.models.get(name)}
         # Also of versions that are staged, which no model of the repository names yet.
         notable = bool(self._changes) or _notable(workers) != _notable(before.workers)
@@ -223,10 +234,13 @@ class Catalog:
             if (model, version) not in self._receiving:  # it ended meanwhile
                 await self._cluster_state.set_upload(model, version, None)
 
-    def _model(self, name: str) -> ModelView:
+    def _model(self, name: str, models: Mapping[str, ModelView]) -> ModelView:
         endpoint, manifests = self._stored.models[name]
         versions = {
-            version: self._version(endpoint, manifest, verdict) for version, (manifest, verdict) in manifests.items()
+            version: composed_view(endpoint, manifest, verdict, models)
+            if manifest.parts
+            else self._version(endpoint, manifest, verdict)
+            for version, (manifest, verdict) in manifests.items()
         }
         loaded = {version: view for version, view in versions.items() if view.loaded}
         serving = self._serving(name, endpoint, loaded)

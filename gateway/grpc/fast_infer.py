@@ -51,6 +51,10 @@ class FastRequest(Request):
     passed: Pass | None = None  # of a call whose key was checked, until it is answered
     answered = False
 
+    @property
+    def wanted(self) -> tuple[int, ...] | None:
+        return self.outputs
+
     def over(self, call: FastCall) -> None:
         """Give the reply's bytes back, and drop the request if its caller is gone."""
         self.permit.release()

@@ -125,4 +125,6 @@ def runs_of(tickets: Iterable[Any]) -> tuple[Run, ...]:
                     request.timing,
                 )
             )
+            if request.steps:
+                found += runs_of(request.steps)[: RUNS_MAX - len(found)]
     return tuple(found)

@@ -225,9 +225,10 @@ class Demands:
                 return
             if view.state is State.FAILED:
                 raise Failure(Code.MODEL, f"model '{manifest.model}' cannot be loaded: {view.reason}")
-            refusal = self.load(manifest.content_id, until)
-            if refusal is not None:
-                raise failure_of(manifest.model, refusal)
+            for content_id in [part.content_id for part in manifest.parts] or [manifest.content_id]:
+                refusal = self.load(content_id, until)
+                if refusal is not None:
+                    raise failure_of(manifest.model, refusal)
             left_s = until - self._clock()
             if left_s <= 0:
                 message = f"model '{manifest.model}' was not loaded within {seconds_max:g} s"

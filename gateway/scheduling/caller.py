@@ -35,6 +35,7 @@ class RequestOptions(NamedTuple):
 
     timeout_s: float | None = None  # None: the version's own timeout
     priority: int = 0  # as in Request
+    outputs: Sequence[int] | None = None  # as Request.wanted
 
 
 DEFAULT_OPTIONS = RequestOptions()
@@ -44,6 +45,11 @@ class _Call(Request, Generic[T]):
     read: Callable[[Reply], T]
     permit: ReplyPermit | None
     answered: asyncio.Future[T]
+    outputs: Sequence[int] | None
+
+    @property
+    def wanted(self) -> Sequence[int] | None:
+        return self.outputs
 
     def settle(self, reply: Reply) -> None:
         """Set the result of the call. `read` runs at once, since the tensors of a reply are views valid only now."""
@@ -154,6 +160,7 @@ class Caller:
         request: _Call[T] = _Call(inputs, rows, options.priority, now, now + timeout_s, self._responder)
         request.request_id = REQUEST_ID.get().encode()
         request.read = read
+        request.outputs = options.outputs
         request.permit = permit or PERMIT.get()
         principal = CALLER.get()
         if principal is not None:

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.observing.finished import BatchTiming
@@ -97,7 +97,7 @@ class SharedParts(NamedTuple):
     """What the lanes of all pools share.
 
     `segments`: shared memory for large tensors; None: all tensors go through Redis. `gate`: tells whether runs are
-    charged to keys.
+    charged to keys. `runner_of`: makes what runs the requests of a composed version; it blocks.
     """
 
     admission: Admission
@@ -105,6 +105,7 @@ class SharedParts(NamedTuple):
     quarantine: Quarantine
     gate: Gate
     recorder: Recorder
+    runner_of: Callable[[Manifest, Any], Any]  # scheduling/composed.py, which stands on lanes, has the types
 
 
 class LaneOwner(Protocol):

@@ -74,19 +74,21 @@ class LaneTable:
     def loadable(self, content_id: str) -> Lane | None:
         """Return the lane of a version in the first of its pools that can load it."""
         route = self.routes.get(content_id)
-        return None if route is None else next((lane for lane in route.lanes if lane.loadable), route.lane)
+        lanes = () if route is None else route.lanes
+        chosen = next((lane for lane in lanes if route is not None and lane is route.lane), None)
+        return next((lane for lane in lanes if lane.loadable), chosen)
 
     def answered_elsewhere(self) -> list[Lane]:
         """Return the lanes of preferred pools that could load a version which another pool answered since last time."""
         found: list[Lane] = []
         answered: dict[str, float] = {}
         for content_id, route in self.routes.items():
-            if len(route.lanes) == 1:
+            if len(route.lanes) < 2:
                 continue
             preferred = next((lane for lane in route.lanes if lane.loadable), None)
             if preferred is None or preferred is route.lane or preferred.ready:
                 continue
-            answered[content_id] = route.lane.metrics.answered_requests
+            answered[content_id] = route.lanes[0].metrics.answered_requests  # those of all lanes
             if self._answered.get(content_id, math.inf) < answered[content_id]:
                 found.append(preferred)
         self._answered = answered

@@ -14,7 +14,7 @@ from typing import Any
 from millstream.gateway.placement.decision import PassedOn
 from millstream.gateway.scheduling.batching.queue_policy import QueueRules
 from millstream.gateway.scheduling.lane import OVERFLOWING, Lane
-from millstream.gateway.scheduling.request import Request, Responder
+from millstream.gateway.scheduling.request import Request, Responder, RouteLane
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.output_options import Extensions
 from millstream.services.errors import Code, Failure
@@ -26,7 +26,7 @@ class ModelRoute:
     """A version that takes requests: its lanes, and the parts that read requests and write replies.
 
     `lane`: requests are added to it; it passes those that it refuses on to the other lanes. `lanes`: one per pool, the
-    preferred pool's first.
+    preferred pool's first; of a composed version none.
 
     Args:
         decoder, responder: those of the fast path's protocol, which alone knows what its decoder takes and returns.
@@ -44,7 +44,7 @@ class ModelRoute:
         timeout_s: float,
         rules: QueueRules | None = None,
     ) -> None:
-        self.lane: Lane
+        self.lane: RouteLane
         self.lanes: tuple[Lane, ...] = ()
         self.plans = plans
         self.extensions = extensions
@@ -64,6 +64,8 @@ class ModelRoute:
 
     def choose(self) -> None:
         """Choose `lane` anew, and move requests to it from lanes that cannot answer them."""
+        if not self.lanes:  # of a composed version
+            return
         first = self._first()
         if first is not self.lane:
             log.info("%s: requests go to pool %s, no longer to %s", first.content_id, first.pool, self.lane.pool)
@@ -76,7 +78,7 @@ class ModelRoute:
     def move_from(self, lane: Lane) -> None:
         """Move the requests of a lane that was removed from the route, but not what a worker still answers."""
         lane.state.alone = True
-        _move(lane, self.lane)
+        _move(lane, self._first())
 
     def overflow(self, refused_by: Lane, request: Request, size_bytes: int, refusal: Failure) -> None:
         """Add a request that a lane refused to the next lane that takes it.

@@ -40,13 +40,14 @@ class Request:
     form = ""  # key of the compiled form that answered; "": the version's own file
     counted = True  # False: a readiness probe, which the metrics of requests leave out
     part = False  # True: some rows of a request, which alone is admitted, counted and answered
-    split: RequestInParts | None = None  # a request in parts, and its parts, have it
+    split: Splitting | None = None  # a request in parts, and its parts, have it; and one that runs step by step
     turn: float | None = None  # orders a part among the waiting requests; None: the deadline does
     level = 0  # priority level; a version's queue rules set this and the next two (scheduling/queue_policy.py)
     wait_until = 0.0  # end of the wait in the queue
     answer_by = 0.0  # deadline of the answer
     account: Account | None = None  # the caller's key pays for the run; None: there is no limit
     key: KeyCounters | None = None  # counts for the caller's key; None: no key is needed
+    steps: Sequence[Request] = ()  # those that ran for it, of a composed version
     lane: RequestLane  # the one that took it, or refused it last
 
     def __init__(
@@ -69,6 +70,11 @@ class Request:
     def id(self) -> str:
         """The request id from the caller; "" if the caller sent none."""
         return ""
+
+    @property
+    def wanted(self) -> Sequence[int] | None:
+        """The outputs that the reply needs, by index; None: all but those that are only answered on request."""
+        return None
 
 
 def served_by(request: Request) -> bytes:
@@ -128,6 +134,11 @@ class Admission:
         self.bytes += size_bytes
         request.permit_bytes += size_bytes
 
+    def give_back(self, request: Request, size_bytes: int) -> None:
+        """Take bytes off the permit of a request."""
+        self.bytes -= size_bytes
+        request.permit_bytes -= size_bytes
+
     def _full(self) -> Failure:
         self._refused.add()
         return Failure(
@@ -160,6 +171,45 @@ class RequestLane(Protocol):
         """Drop a request whose caller went away."""
 
 
+class RunTimes(Protocol):
+    """How long runs of a version take."""
+
+    def run_s(self, rows: int) -> float:
+        """Return the measured seconds of a run of `rows`; 0 while nothing was measured."""
+
+
+class RouteLane(RequestLane, Protocol):
+    """What takes the requests of a version: a lane, or what runs a composed version (scheduling/composed.py)."""
+
+    @property
+    def content_id(self) -> str: ...
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether it answers requests now."""
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request waits or runs."""
+
+    @property
+    def policy(self) -> RunTimes:
+        """What knows how long runs take."""
+
+    def add(self, request: Request, size_bytes: int, *, single: bool = False) -> None:
+        """Admit a request, or raise Failure."""
+
+    def record_rejection(self, protocol: str, code: Code) -> None:
+        """Count a request that was refused, or could not be read, before it was admitted."""
+
+    def close(self, *, version_removed: bool = True) -> None:
+        """Take no more requests: the version was removed."""
+
+
 class Responder(Protocol):
     """Turns answers into replies of a protocol. One method is called, once per request, after the request is done."""
 
@@ -175,7 +225,14 @@ class Responder(Protocol):
     def fail(self, request: Request, failure: Failure) -> None: ...
 
 
-class RequestInParts(Responder, Protocol):
+class Splitting(Protocol):
+    """How a request runs that needs several: in parts, or step by step."""
+
+    def cancel(self) -> None:
+        """Drop the request: its caller went away."""
+
+
+class RequestInParts(Responder, Splitting, Protocol):
     """A request that runs in parts: the responder of its parts (split_requests.py).
 
     `whole`: the request. `next_row`: first row of the next part.
@@ -183,9 +240,6 @@ class RequestInParts(Responder, Protocol):
 
     whole: Request
     next_row: int
-
-    def cancel(self) -> None:
-        """Drop the request: its caller went away."""
 
     def fail(self, request: Request, failure: Failure, reason: Reason | None = None) -> None:
         """Fail the request, because a part of it failed. `reason`: as in Answers.fail."""

@@ -15,6 +15,7 @@ from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, Ve
 from millstream.gateway.observing.finished import BatchTiming
 from millstream.gateway.placement.demands import ColdLane, ColdRequest, Demands
 from millstream.gateway.scheduling.batching.queue_policy import QueueRules
+from millstream.gateway.scheduling.composed import ComposedLane, ComposedParts
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.lane_state import PoolContext, SharedParts
@@ -132,9 +133,7 @@ class Router:
         if serving != self.serving:  # readers keep what they know of the same list
             self.serving = serving
         for route in removed:
-            self._unservable.pop(route.lane.content_id, None)
-            for lane in route.lanes:
-                self._close(lane)
+            self._close_route(route)
 
     def _note_pools(self, snapshot: Snapshot) -> None:
         """Note which pools have workers. If that changed, requests of cold versions may go to other pools."""
@@ -146,6 +145,13 @@ class Router:
             for route in self._lanes.routes.values():
                 if not route.lane.can_serve:
                     route.choose()
+
+    def _close_route(self, route: ModelRoute) -> None:
+        self._unservable.pop(route.lane.content_id, None)
+        for lane in route.lanes:
+            self._close(lane)
+        if not route.lanes:
+            route.lane.close()
 
     def _close(self, lane: Lane, *, version_removed: bool = True) -> None:
         log.debug("lane closed: %s, pool %s", lane.content_id, lane.pool)
@@ -161,7 +167,10 @@ class Router:
                 continue
             try:
                 route = self._lanes.routes.get(view.manifest.content_id) or await self._new_route(view)
-                complete &= await self._update_lanes(route, view)
+                if view.manifest.parts:
+                    await self._compose(route, view)
+                else:
+                    complete &= await self._update_lanes(route, view)
                 routes[model.name, str(number)] = route
             except (Failure, OSError) as error:
                 log.warning("version %s of %s is not reachable: %s", number, model.name, error)
@@ -219,6 +228,25 @@ class Router:
                 route.move_from(lane)
                 self._close(lane, version_removed=False)
         return unreachable is None
+
+    async def _compose(self, route: ModelRoute, view: VersionView) -> None:
+        """Make the lane of a version that runs other versions, once; tell it their state. Raises Failure, OSError."""
+        if not hasattr(route, "lane"):
+            manifest, shared = view.manifest, self._shared
+            made = ComposedParts(
+                manifest,
+                lambda: self._lanes.routes,
+                shared.admission,
+                LaneMetrics(self._registry, manifest, ComposedLane.pool, lazy=True),
+                self._registry,
+                self._settings.reply_bytes_max,
+                shared.recorder.observer,
+            )
+            runner = await asyncio.to_thread(shared.runner_of, manifest, made)
+            route.lane = ComposedLane(made, runner)
+        lane = route.lane
+        assert isinstance(lane, ComposedLane)
+        lane.update(view)
 
     def _open(self, manifest: Manifest, context: PoolContext, route: ModelRoute) -> Lane:
         log.debug("lane opened: %s, pool %s", manifest.content_id, context.pool)

@@ -255,6 +255,11 @@ class RestRequest(Request):
     def id(self) -> str:
         return self.options.id
 
+    @property
+    def wanted(self) -> list[int] | None:
+        outputs = self.options.outputs
+        return None if outputs is None else [index for index, _ in outputs]
+
     def cancel(self) -> None:
         """Drop the request unless it has left the lane; it gets no reply."""
         self.lane.cancel(self)

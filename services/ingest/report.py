@@ -19,6 +19,7 @@ from millstream.services.model.manifest import (
     ImportFacts,
     ImportRecord,
     TrialInputs,
+    VersionPart,
     Warmup,
 )
 from millstream.services.model.signature import Classes, Signature
@@ -134,6 +135,7 @@ class CheckedModel(BaseModel):
         index_ranges: as in a manifest.
         source_format: as in a manifest.
         labels: files with the class names of outputs, one per line, by output.
+        parts: as in a manifest; the check does not know them, the gateway adds them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -152,6 +154,7 @@ class CheckedModel(BaseModel):
     source_format: SourceFormat = ONNX
     imported: ImportRecord | None = None
     labels: dict[str, PathBelow] = Field({}, max_length=TENSORS_MAX)
+    parts: tuple[VersionPart, ...] = Field((), max_length=0)
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

@@ -130,14 +130,14 @@ class ModelUpload:
         on_state: Callable[[State], Awaitable[None]] = _ignore_state,
         *,
         activate: bool = False,
-        accept: Callable[[CheckedModel | None], None] = lambda _: None,
+        accept: Callable[[CheckedModel | None], CheckedModel | None] = lambda checked: checked,
     ) -> Published:
         """Check the uploaded model and publish it as a version; a version that is this upload already stands for it.
 
         Args:
             on_state: awaited with each state that the upload reaches.
             activate: make the version the active one.
-            accept: raises Failure for a checked model that is not to be published; None: a version stands for it.
+            accept: returns what to publish of a checked model, or raises Failure; None: a version stands for it.
 
         Raises:
             Failure: INVALID (the model is rejected, or the digest differs), CONFLICT (the version exists), STORAGE.
@@ -160,10 +160,10 @@ class ModelUpload:
         async with check_slot():
             await on_state(State.CHECKING)
             checked = await self._check()
-        accept(checked)
+        checked = accept(checked) or checked
         return await to_end_in_storage_thread(self._publish, checked, actual, activate)
 
-    def _reuse(self, digest: str, activate: bool, accept: Callable[[], None]) -> Manifest | None:
+    def _reuse(self, digest: str, activate: bool, accept: Callable[[], object]) -> Manifest | None:
         """Return the newest version that is this upload already, which is activated if asked for; None: there is none.
 
         Raises Failure(CONFLICT) if the upload's number belongs to another version.
@@ -247,10 +247,11 @@ class ModelUpload:
         self._sink.write(piece)
 
     def _check_space(self) -> None:
-        with storage_errors(self._folder()):
-            check_space(self._folder())
+        with storage_errors(self.folder()):
+            check_space(self.folder())
 
-    def _folder(self) -> Path:
+    def folder(self) -> Path:
+        """Return the staging folder of its files. Only within the block."""
         assert self._staging
         return self._staging.path
 
@@ -261,21 +262,21 @@ class ModelUpload:
         if isinstance(outcome, CheckedModel):
             return outcome
         await to_end_in_storage_thread(self._check_space)  # a conversion writes the model again
-        converted = await importers()[outcome.importer].run(self._folder(), outcome, self.options, self._settings)
+        converted = await importers()[outcome.importer].run(self.folder(), outcome, self.options, self._settings)
         if converted.classes is not None and self.config.classes is None:
             labels = {converted.classes.output: LABELS, **self.config.labels}
             self.config = self.config.model_copy(update={"classes": converted.classes, "labels": labels})
         checked = await check(task.model_copy(update={"imported": converted}), self._settings.check_s_max)
-        return await to_end_in_storage_thread(_with_sources, self._folder(), checked, converted, outcome.notes)
+        return await to_end_in_storage_thread(_with_sources, self.folder(), checked, converted, outcome.notes)
 
     async def _try_tokenizers(self) -> None:
         """Try the tokenizers of the upload on short texts. Raises Failure(INVALID)."""
-        for path in await to_end_in_storage_thread(_tokenizers, self._folder() / SOURCE):
+        for path in await to_end_in_storage_thread(_tokenizers, self.folder() / SOURCE):
             await try_tokenizer(path)
 
     def _task(self) -> CheckTask:
         return CheckTask(
-            folder=self._folder(),
+            folder=self.folder(),
             batching=self.config.batching,
             rows_max=self.config.rows_max,
             warmup=self.config.warmup,
@@ -287,16 +288,14 @@ class ModelUpload:
     def _publish(self, checked: CheckedModel, digest: str, activate: bool) -> Published:
         assert self._staging
         self.config = self.config.model_copy(update={"labels": checked.labels | self.config.labels})
-        config_files = check_warmups(self.config, checked.signature, self._folder())
-        config_files += check_labels(self.config, checked.signature, self._folder())
-        with storage_errors(self._folder()):
+        config_files = check_warmups(self.config, checked.signature, self.folder())
+        config_files += check_labels(self.config, checked.signature, self.folder())
+        with storage_errors(self.folder()):
             self._lift((checked.sources or ("",))[0], _TOKENIZER, _CONFIG)
             config_files += self._if_present(_TOKENIZER)
-            keep_only(self._folder(), {*checked.files, *checked.sources, *config_files, *self._if_present(_CONFIG)})
-            files = tuple(
-                describe_file(self._folder(), path) for path in dict.fromkeys((*checked.files, *config_files))
-            )
-        self.admit(tree_bytes(self._folder()))
+            keep_only(self.folder(), {*checked.files, *checked.sources, *config_files, *self._if_present(_CONFIG)})
+            files = tuple(describe_file(self.folder(), path) for path in dict.fromkeys((*checked.files, *config_files)))
+        self.admit(tree_bytes(self.folder()))
         staging = self._staging
 
         def check() -> None:
@@ -325,18 +324,18 @@ class ModelUpload:
 
     def _lift(self, model: str, *names: str) -> None:
         """Move files up that are in the folder of the model, or in one above it, to the top of an archive."""
-        source = self._folder() / SOURCE
-        for folder in (self._folder() / model).parents:
+        source = self.folder() / SOURCE
+        for folder in (self.folder() / model).parents:
             if source not in folder.parents:
                 return
-            for path in (self._folder() / name for name in names):
+            for path in (self.folder() / name for name in names):
                 beside = folder / path.name
                 if beside.is_file() and not beside.is_symlink() and not path.exists():
                     beside.rename(path)
 
     def _if_present(self, name: str) -> list[str]:
         """Return `[name]` if the upload has a regular file of this name, else an empty list."""
-        path = self._folder() / name
+        path = self.folder() / name
         return [name] if path.is_file() and not path.is_symlink() else []
 
     def _manifest(self, version: int, checked: CheckedModel, digest: str, files: tuple[SourceFile, ...]) -> Manifest:
@@ -359,6 +358,7 @@ class ModelUpload:
             index_ranges=checked.index_ranges,
             imported=checked.imported,
             url=self.url,
+            parts=checked.parts,
         )
 
 

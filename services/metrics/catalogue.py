@@ -76,6 +76,13 @@ REQUEST_DURATION = Metric(
     (*_LANE, "protocol"),
     SECONDS,
 )
+STEP_DURATION = Metric(
+    "millstream_step_duration_seconds",
+    Kind.HISTOGRAM,
+    "Time from the submission of a step of a graph to its answer.",
+    ("model", "version", "step"),
+    SECONDS,
+)
 QUEUE_WAIT_SECONDS = Metric(
     "millstream_queue_wait_seconds",
     Kind.HISTOGRAM,

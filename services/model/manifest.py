@@ -248,6 +248,29 @@ class ImportRecord(ImportFacts):
     samples: str | None = Field(None, max_length=1000)
 
 
+class VersionPart(BaseModel):
+    """A version that a step of a composed version runs.
+
+    Args:
+        step: the step's name.
+        content_id: of the version when the composed one was uploaded; another one of its number does not stand for it.
+        named: the upload named the version. Otherwise it was the one that served then.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: str
+    model: str
+    version: int
+    content_id: str
+    named: bool = False
+
+    @property
+    def label(self) -> str:
+        """The step in messages: "step 'detect' (model yolo v3)"."""
+        return f"step '{self.step}' (model {self.model} v{self.version})"
+
+
 class Manifest(BaseModel):
     """An immutable version of a model.
 
@@ -260,6 +283,7 @@ class Manifest(BaseModel):
         trial: inputs that are known to run; None: no generated input does.
         index_ranges: of inputs that are indices of a table: the least and the greatest value that a request may send.
         triton: Triton model configuration of the version, in JSON form; empty: none.
+        parts: versions that a composed version runs, one for each step: gateways run it, and no worker loads it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -285,6 +309,7 @@ class Manifest(BaseModel):
     trial: TrialInputs | None = None
     index_ranges: dict[str, tuple[int, int]] = {}
     triton: dict[str, Any] = {}
+    parts: tuple[VersionPart, ...] = ()
 
     @cached_property
     def answered(self) -> Signature:

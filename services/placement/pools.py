@@ -58,8 +58,11 @@ def named_pools(manifest: Manifest, placement: EndpointPlacement) -> tuple[str, 
 def pools_of(manifest: Manifest, placement: EndpointPlacement, known: Mapping[str, PoolTraits]) -> tuple[str, ...]:
     """Return the pools that may serve a version, at least one, the preferred one first.
 
-    Without a setting these are all that can run it, accelerators before CPUs, then by name.
+    Without a setting these are all that can run it, accelerators before CPUs, then by name; of a composed
+    version none.
     """
+    if manifest.parts:
+        return ()
     named = named_pools(manifest, placement)
     if named:
         return named
@@ -74,6 +77,8 @@ def kinds_of(pools: Iterable[str], known: Mapping[str, PoolTraits]) -> frozenset
 
 def serves(pool: str, formats: Iterable[str], manifest: Manifest, placement: EndpointPlacement) -> bool:
     """Return whether a worker of `pool` that loads these model formats may serve a version."""
+    if manifest.parts:
+        return False
     named = named_pools(manifest, placement)
     return pool in named if named else _reads(frozenset(formats), manifest)
 

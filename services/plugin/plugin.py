@@ -68,9 +68,10 @@ class Format:
         name: as in manifests: "torch-export".
         recognises: "module:function" that says of a path whether the file's content is of it; standard library alone.
         inspect: "module:function" of (CheckTask, Path) that returns a CheckedModel; runs in the sandbox of the check.
-        backend: that loads it.
+        backend: that loads it; empty: gateways run it, with `composer`.
         platform: its name in Triton's protocol, as `platform_backend` is that of its backend.
         file: what an upload of it is called in its version; empty: importers alone make it.
+        composer: "module:object" of versions that run other versions (gateway/scheduling/composed.Composer).
     """
 
     name: str
@@ -80,6 +81,7 @@ class Format:
     platform: str
     platform_backend: str
     file: str = ""
+    composer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

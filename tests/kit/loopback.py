@@ -17,6 +17,7 @@ from millstream.gateway.catalog.snapshot import ModelView, Replica, ScaleView, S
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.observing.observer import Recorder
 from millstream.gateway.placement.demands import Demands
+from millstream.gateway.scheduling.composed import runner_of
 from millstream.gateway.scheduling.lane_state import SharedParts
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.producer import Producer
@@ -133,7 +134,8 @@ class Loopback:
             tally.counter(catalogue.REQUESTS_REFUSED, "quarantined"),
             lambda _: None,
         )
-        shared = SharedParts(self.admission, None, quarantine, Gate(), Recorder(self.settings, tally, "loopback"))
+        recorder, runners = Recorder(self.settings, tally, "loopback"), partial(runner_of, folder_of)
+        shared = SharedParts(self.admission, None, quarantine, Gate(), recorder, runners)
         self.lanes = Router(self.settings, self.producer, demands, shared, tally, "here", codec_of)
         self.receive_budget = ReceiveBudget(self.settings.inflight_bytes_max)
         self.infer = InferService(

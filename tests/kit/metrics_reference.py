@@ -43,7 +43,9 @@ LABELS = {
     "revision": "The commit that an image was built from; `unknown` outside of images.",
     "version": "Number of a version; of `millstream_build_info`, the release of Millstream.",
     "pool": "Name of a pool.",
-    "protocol": f"Protocol of a request: {', '.join(f'`{protocol}`' for protocol in protocols())}.",
+    "protocol": f"Protocol of a request: {', '.join(f'`{protocol}`' for protocol in protocols())}; "
+    "`graph`: it is a step of a graph.",
+    "step": "Name of a step of a graph.",
     "outcome": (
         f"Of requests: `ok`, or the error: {', '.join(f'`{code.value}`' for code in Code)}. "
         "Of batches: `ok`, `failed`. Of batch checks: `agrees`, `differs`, `undecided`. "

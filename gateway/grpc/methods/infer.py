@@ -154,6 +154,8 @@ class InferCalls:
         if remaining_s is not None:
             timeout_s = route.timeout_s if options.timeout_s is None else options.timeout_s
             options = RequestOptions(min(timeout_s, remaining_s), options.priority)
+        if outputs is not None:
+            options = options._replace(outputs=outputs)
         read = partial(
             self._codecs[route.plans].encoder.encode, outputs, request_id, extra=extra, output_options=output_options
         )

@@ -1,0 +1,1 @@
+"""Graphs: versions whose steps are calls of other versions, run by the gateway."""

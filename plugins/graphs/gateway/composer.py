@@ -1,0 +1,117 @@
+"""Resolves a graph at upload, and makes what runs it.
+
+Graph ─> the version of each step that serves now ─> GraphPlan: types, shapes ─> parts, signature
+
+The parts are pinned: a version that is activated later changes no graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from millstream.gateway.access.principal import require
+from millstream.gateway.catalog.snapshot import ModelView, Snapshot
+from millstream.gateway.scheduling.composed import ComposedParts
+from millstream.plugins.graphs.document import Graph, Step
+from millstream.plugins.graphs.forms import FORMAT, read_graph
+from millstream.plugins.graphs.gateway.run import GraphRunner
+from millstream.plugins.graphs.graph_plan import GraphPlan
+from millstream.plugins.graphs.structure import Structure
+from millstream.services.access.scopes import Need
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.ingest.report import CheckedModel
+from millstream.services.model.manifest import Batching, Manifest, ModelConfig, VersionPart
+from millstream.services.model.signature import Signature
+from millstream.services.repository.folder import FolderRepository
+
+DEPTH_MAX = 4  # of graphs within graphs
+STEPS_MAX = 256  # of a graph, with those of the graphs in it
+
+
+class GraphComposer:
+    """The composer of graphs (gateway/scheduling/composed.py)."""
+
+    def compose(
+        self, path: Path, checked: CheckedModel, config: ModelConfig, model: str, snapshot: Snapshot
+    ) -> CheckedModel:
+        """Return a checked graph with its parts and its signature. Raises Failure: INVALID, FORBIDDEN (a step)."""
+        graph = read_graph(path)
+        if config.batching is not None:
+            graph = graph.model_copy(update={"batching": config.batching})
+        parts = tuple(_pinned(name, step, snapshot) for name, step in graph.steps.items())
+        manifests = [snapshot.models[part.model].versions[part.version].manifest for part in parts]
+        _check_depth(model, manifests, snapshot.models)
+        plan = GraphPlan(Structure(graph), parts, [one.answered for one in manifests])
+        return checked.model_copy(
+            update={
+                "parts": parts,
+                "signature": plan.signature,
+                "batching": _batching(graph, plan.signature),
+            }
+        )
+
+    def runner(self, path: Path, made: ComposedParts) -> GraphRunner:
+        """Return what runs the graph at `path`. Blocking. Raises Failure(INVALID), OSError."""
+        return GraphRunner(Structure(read_graph(path)), made)
+
+
+COMPOSER = GraphComposer()
+
+
+def graph_of(repository: FolderRepository, manifest: Manifest) -> dict[str, Any]:
+    """Return what a graph adds to the page of its version: its document. Blocking."""
+    if manifest.source_format != FORMAT:
+        return {}
+    path = repository.local_path(manifest.model, manifest.version) / manifest.served
+    with suppress(Failure, OSError):  # it was removed, or damaged
+        return {"graph": read_graph(path).model_dump(mode="json", by_alias=True, exclude_defaults=True)}
+    return {}
+
+
+def _pinned(name: str, step: Step, snapshot: Snapshot) -> VersionPart:
+    """Return the version that a step runs from now on. Raises Failure: INVALID (there is none), FORBIDDEN."""
+    require(Need.INFER, step.model)
+    try:
+        view = snapshot.model(step.model).version(step.version)
+    except Failure as failure:
+        if failure.code is not Code.NOT_FOUND:
+            raise
+        raise invalid(f"step '{name}': {failure.message}") from None
+    manifest = view.manifest
+    return VersionPart(
+        step=name,
+        model=manifest.model,
+        version=manifest.version,
+        content_id=manifest.content_id,
+        named=step.version is not None,
+    )
+
+
+def _check_depth(model: str, manifests: list[Manifest], models: Mapping[str, ModelView]) -> None:
+    """Raise Failure(INVALID) for graphs in graphs that are too deep, too many steps, or have a step of `model`."""
+    level, depth, steps = manifests, 1, len(manifests)
+    while level:
+        if any(one.model == model for one in level):
+            raise invalid(f"a step of the graph would run '{model}' itself: a graph has no cycles")
+        level = [inner for one in level for inner in _inner(one, models)]
+        depth, steps = depth + 1, steps + len(level)
+        if level and depth > DEPTH_MAX:
+            raise invalid(f"graphs within graphs may be {DEPTH_MAX} deep, and these are deeper")
+        if steps > STEPS_MAX:
+            raise invalid(f"the graph has more than {STEPS_MAX} steps, with those of the graphs in it")
+
+
+def _inner(manifest: Manifest, models: Mapping[str, ModelView]) -> Iterator[Manifest]:
+    for part in manifest.parts:
+        view = models[part.model].versions.get(part.version) if part.model in models else None
+        if view is not None:
+            yield view.manifest
+
+
+def _batching(graph: Graph, signature: Signature) -> Batching:
+    if signature.batching:
+        return Batching(decided="proven", reason="the rows of all steps are independent")
+    return Batching(decided="off", reason="requests of a step have no rows" if graph.batching is None else "asked for")

@@ -1,0 +1,425 @@
+"""Runs the requests of a graph: each step as a request in the lane of its version, beside those of other callers.
+
+start ─> steps whose inputs are there ─> lanes ……… outputs ─> the steps that waited for them ─> … ─> the answer
+a step fails, the deadline passes, the caller goes ─> the other steps are withdrawn, and the request ends
+
+Everything happens in calls of the event loop, without tasks: a step's answer submits the next ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from millstream.gateway.connection.error_reply import internal_failure
+from millstream.gateway.scheduling.composed import ComposedLane, ComposedParts
+from millstream.gateway.scheduling.model_route import ModelRoute
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.inputs import ABSENT, InputTensor
+from millstream.gateway.tensors.outputs import Outputs, OutputTensor, Reply
+from millstream.plugins.graphs.conditions import ReadTensor
+from millstream.plugins.graphs.graph_plan import GraphPlan, PlannedStep
+from millstream.plugins.graphs.structure import Structure
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.registry import Histogram
+from millstream.services.model.datatypes import BYTES, NUMPY, decode_elements, encode_elements
+
+PROTOCOL = "graph"  # under which the metrics of a step's version count its requests
+#: share of the time that is left which later steps may claim from a step: their times are predictions
+LATER_SHARE_MAX = 0.5
+_NOTHING = np.empty(0, np.uint8)
+
+
+class HeldTensor(NamedTuple):
+    """A tensor that a request holds. `data`: an array, the raw form as it came, or for BYTES the elements."""
+
+    shape: tuple[int, ...]
+    data: Any
+    size_bytes: int
+
+
+#: in place of the output of a step that was skipped
+SKIPPED = HeldTensor((), None, 0)
+
+
+class StepRequest(Request):
+    """The request of a step."""
+
+    run: GraphRun
+    number: int  # of the step in the plan
+
+
+class _StepResponder:
+    """Takes the answers of the steps of all graphs."""
+
+    protocol = PROTOCOL
+
+    def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
+        for request, reply in zip(requests, outputs.replies([request.rows for request in requests]), strict=True):
+            self.answer_one(request, reply)
+
+    def answer_one(self, request: Request, reply: Reply) -> None:
+        step = cast("StepRequest", request)
+        step.run.take(step, reply)
+
+    def fail(self, request: Request, failure: Failure) -> None:
+        step = cast("StepRequest", request)
+        step.run.step_failed(step, failure)
+
+
+_RESPONDER = _StepResponder()
+
+
+class GraphRunner:
+    """Runs the requests of one graph. The plan is made when its parts are first there."""
+
+    def __init__(self, structure: Structure, made: ComposedParts) -> None:
+        self.made = made
+        self._structure = structure
+        self._plan: GraphPlan | None = None
+        self._seconds: dict[str, Histogram] = {}  # by step
+
+    def run(self, request: Request, lane: ComposedLane) -> GraphRun:
+        """Return the run of an admitted request. Raises Failure(UNAVAILABLE): a part is not there."""
+        return GraphRun(self, self.plan(), request, lane)
+
+    def plan(self) -> GraphPlan:
+        """Return the plan. Raises Failure(UNAVAILABLE): a part is not there."""
+        if self._plan is None:
+            parts = self.made.manifest.parts
+            self._plan = GraphPlan(
+                self._structure,
+                parts,
+                [self.route(part.content_id, part.label).lane.manifest.answered for part in parts],
+            )
+        return self._plan
+
+    def route(self, content_id: str, label: str) -> ModelRoute:
+        """Return the route of a part. Raises Failure(UNAVAILABLE)."""
+        route = self.made.routes().get(content_id)
+        if route is None:
+            message = f"{label}: the version is not served: it was removed or unloaded"
+            raise Failure(Code.UNAVAILABLE, message, retry_after_s=1)
+        return route
+
+    def run_s(self, rows: int) -> float:
+        """Return the measured seconds of the longest chain of steps; 0 while nothing was measured."""
+        try:
+            plan = self.plan()
+        except Failure:
+            return 0.0
+        later = self.later_s(plan, rows)
+        return max(later[number] + self._step_s(step, rows) for number, step in enumerate(plan.steps))
+
+    def later_s(self, plan: GraphPlan, rows: int) -> list[float]:
+        """Return of each step the measured seconds of the longest chain of steps that wait for it."""
+        later = [0.0] * len(plan.steps)
+        for number in range(len(plan.steps) - 1, -1, -1):
+            for after in plan.steps[number].after:
+                seconds = later[after] + self._step_s(plan.steps[after], rows)
+                later[number] = max(later[number], seconds)
+        return later
+
+    def _step_s(self, step: PlannedStep, rows: int) -> float:
+        route = self.made.routes().get(step.part.content_id)
+        return 0.0 if route is None else route.lane.policy.run_s(rows)
+
+    def observe(self, step: PlannedStep, seconds: float) -> None:
+        """Count how long a step took, from its submission to its answer."""
+        name = step.part.step
+        series = self._seconds.get(name)
+        if series is None:
+            manifest = self.made.manifest
+            series = self._seconds[name] = self.made.registry.histogram(
+                catalogue.STEP_DURATION, manifest.model, str(manifest.version), name
+            )
+        series.observe(seconds)
+
+
+class GraphRun:
+    """A request of a graph while its steps run.
+
+    `_values`: what is there, by slot; a slot without one is waited for. `_uses`: how many steps still need a slot.
+    """
+
+    def __init__(self, runner: GraphRunner, plan: GraphPlan, whole: Request, lane: ComposedLane) -> None:
+        self._runner, self._plan, self.whole, self._lane = runner, plan, whole, lane
+        wanted = whole.wanted
+        specs = lane.manifest.signature.outputs
+        self._wanted = range(len(specs)) if wanted is None else tuple(dict.fromkeys(wanted))
+        self._left = set(plan.needed(self._wanted))  # steps that neither began nor were skipped
+        self._active: set[StepRequest] = set()
+        self._values: dict[int, HeldTensor] = {slot: _value(tensor) for slot, tensor in enumerate(whole.inputs)}
+        self._uses: dict[int, int] = {}
+        for number in self._left:
+            for slot in set(plan.steps[number].slots()):
+                self._uses[slot] = self._uses.get(slot, 0) + 1
+        self._answers = {slot for index in self._wanted for slot in plan.outputs[index]}
+        self._draws: dict[str, float] = {}
+        self._later_s = runner.later_s(plan, whole.rows)
+        self._observed = runner.made.observer.active
+        self._held_bytes = 0
+        self._todo: deque[int] = deque()
+        self._advancing = False
+        self._over = False
+
+    def start(self) -> None:
+        """Have the first steps run. Raises Failure: one is refused, or no step can run."""
+        self._todo.extend(sorted(self._left))
+        try:
+            self._advance()
+        except BaseException:
+            self._end()
+            raise
+
+    def cancel(self) -> None:
+        """Drop the request and its steps: its caller went away."""
+        if not self._over:
+            self._end()
+            self._lane.drop(self.whole)
+
+    def take(self, step: StepRequest, reply: Reply) -> None:
+        """Take the outputs of a step, which are views that are valid only now."""
+        self._active.discard(step)
+        if self._over:
+            return
+        planned = self._plan.steps[step.number]
+        self._runner.observe(planned, time.monotonic() - step.arrival)
+        step.inputs = ()
+        try:
+            for slot, output in zip(planned.outputs, reply, strict=True):
+                if slot in self._uses or slot in self._answers:
+                    self._values[slot] = HeldTensor(output.shape, output.array, _size(output))
+            if self._answer_if_complete():
+                return
+            self._keep(planned.outputs)
+            self._used(planned)
+            self._todo.extend(number for number in planned.after if number in self._left)
+            self._advance()
+        except Failure as failure:
+            self._fail(failure)
+        except Exception as error:  # no memory, for example
+            self._fail(internal_failure(f"the outputs of {planned.part.label} could not be taken", error))
+
+    def step_failed(self, step: StepRequest, failure: Failure) -> None:
+        """End the request, because a step failed."""
+        self._active.discard(step)
+        if not self._over:
+            self._fail(_of_step(self._plan.steps[step.number], failure))
+
+    def _keep(self, slots: Iterable[int]) -> None:
+        """Copy new tensors, which the request holds from now on. Raises Failure: TOO_LARGE, UNAVAILABLE."""
+        made, kept = self._runner.made, 0
+        for slot in slots:
+            value = self._values.get(slot)
+            if value is None:
+                continue
+            if not isinstance(value.data, list):
+                self._values[slot] = value._replace(data=np.array(value.data))
+            kept += value.size_bytes
+        self._held_bytes += kept
+        if self._held_bytes > made.bytes_max:
+            raise Failure(
+                Code.TOO_LARGE,
+                f"the tensors between the steps take {self._held_bytes} bytes, more than the {made.bytes_max} that a "
+                "reply may have: ask for less in one request, or raise MILLSTREAM_REPLY_BYTES_MAX",
+            )
+        if kept:
+            made.admission.extend(self.whole, kept)
+
+    def _used(self, step: PlannedStep) -> None:
+        """Let go of the tensors that no other step needs after this one."""
+        freed = 0
+        for slot in set(step.slots()):
+            self._uses[slot] -= 1
+            if self._uses[slot] or slot in self._answers:
+                continue
+            value = self._values.pop(slot, None)
+            if value is not None and self._plan.producers[slot] is not None:
+                freed += value.size_bytes
+        if freed:
+            self._held_bytes -= freed
+            self._runner.made.admission.give_back(self.whole, freed)
+
+    def _advance(self) -> None:
+        """Submit or skip the steps that may have what they waited for. Raises Failure."""
+        if self._advancing:  # a step was answered while it was submitted: the loop below goes on with those after it
+            return
+        self._advancing = True
+        try:
+            while self._todo and not self._over:
+                number = self._todo.popleft()
+                if number in self._left:
+                    self._look_at(number)
+        finally:
+            self._advancing = False
+        if not self._over and not self._active and not self._answer_if_complete():
+            raise self._not_made()
+
+    def _look_at(self, number: int) -> None:
+        step = self._plan.steps[number]
+        values = self._values
+        if step.condition is not None:
+            if any(slot not in values for slot in step.reads.values()):
+                return
+            if not self._condition_holds(step):
+                self._skip(number)
+                return
+        chosen: list[HeldTensor] = []
+        for slots, needed in zip(step.inputs, step.needed, strict=True):
+            found = SKIPPED
+            for slot in slots:
+                if slot not in values:
+                    return
+                if (found := values[slot]) is not SKIPPED:
+                    break
+            if found is SKIPPED and needed:
+                self._skip(number)
+                return
+            chosen.append(found)
+        self._left.discard(number)
+        self._submit(number, chosen)
+
+    def _condition_holds(self, step: PlannedStep) -> bool:
+        assert step.condition is not None
+        if any(self._values[slot] is SKIPPED for slot in step.reads.values()):
+            return False
+        plan = self._plan
+        tensors = {name: _readable(self._values[slot], plan.datatypes[slot]) for name, slot in step.reads.items()}
+        try:
+            return step.condition.holds(tensors, self._draws)
+        except Failure as failure:
+            raise _of_step(step, Failure(failure.code, f"condition: {failure.message}")) from None
+
+    def _skip(self, number: int) -> None:
+        step = self._plan.steps[number]
+        self._left.discard(number)
+        for slot in step.outputs:
+            self._values[slot] = SKIPPED
+        self._used(step)
+        self._todo.extend(after for after in step.after if after in self._left)
+
+    def _submit(self, number: int, values: Sequence[HeldTensor]) -> None:
+        """Add a step's request to the lane of its version. Raises Failure that names the step."""
+        step, whole = self._plan.steps[number], self.whole
+        try:
+            route = self._runner.route(step.part.content_id, step.part.label)
+            inputs, rows = _inputs(route.plans, values)
+        except Failure as failure:
+            raise _of_step(step, failure) from None
+        now = time.monotonic()
+        later_s = min(self._later_s[number], max(0.0, whole.deadline - now) * LATER_SHARE_MAX)
+        request = StepRequest(inputs, rows, whole.priority, now, whole.deadline - later_s, _RESPONDER)
+        request.run, request.number = self, number
+        request.request_id, request.account, request.key = whole.request_id, whole.account, whole.key
+        if self._observed:
+            whole.steps = (*whole.steps, request)
+        self._active.add(request)
+        try:
+            route.lane.add(request, sum([tensor.size_bytes for tensor in inputs]))
+        except Failure as failure:
+            self._active.discard(request)
+            route.lane.record_rejection(PROTOCOL, failure.code)
+            raise _of_step(step, failure) from None
+
+    def _answer_if_complete(self) -> bool:
+        """Answer the request if all outputs that it wants are there. Steps that still run are withdrawn."""
+        reply = [
+            OutputTensor(spec.datatype, (0,), _nothing(spec.datatype)) for spec in self._lane.manifest.signature.outputs
+        ]
+        for index in self._wanted:
+            for slot in self._plan.outputs[index]:
+                value = self._values.get(slot)
+                if value is None:
+                    return False
+                if value is not SKIPPED:
+                    reply[index] = OutputTensor(reply[index].datatype, value.shape, value.data)
+                    break
+            else:
+                return False
+        self._end()
+        self._lane.answer(self.whole, reply)
+        return True
+
+    def _not_made(self) -> Failure:
+        """Return the failure of a request with an output that no step made."""
+        for index in self._wanted:
+            slots = self._plan.outputs[index]
+            if all(self._values.get(slot) is SKIPPED for slot in slots):
+                producers = dict.fromkeys(self._plan.producers[slot] for slot in slots)
+                labels = [self._plan.steps[number].part.label for number in producers if number is not None]
+                name = self._lane.manifest.signature.outputs[index].name
+                return invalid(f"output '{name}' was not made for this request: {' and '.join(labels)} did not run")
+        return Failure(Code.INTERNAL, "the graph stopped before its outputs were made")
+
+    def _fail(self, failure: Failure) -> None:
+        self._end()
+        self._lane.fail(self.whole, failure)
+
+    def _end(self) -> None:
+        """Withdraw the steps that still run, and let go of all tensors."""
+        self._over = True
+        active, self._active = self._active, set()
+        for step in active:
+            step.lane.cancel(step)
+        self._values = {}
+        self._todo.clear()
+
+
+def _of_step(step: PlannedStep, failure: Failure) -> Failure:
+    """Return a failure with the step in its message, and its status and time to retry as they are."""
+    if failure.message.startswith("step '"):
+        return failure
+    return Failure(failure.code, f"{step.part.label}: {failure.message}", retry_after_s=failure.retry_after_s)
+
+
+def _value(tensor: InputTensor) -> HeldTensor:
+    return SKIPPED if tensor.shape == ABSENT.shape else HeldTensor(*tensor)
+
+
+def _size(output: OutputTensor) -> int:
+    array = output.array
+    return sum(map(len, array)) + 8 * len(array) if isinstance(array, list) else array.nbytes
+
+
+def _nothing(datatype: str) -> Any:
+    return [] if datatype == BYTES else _NOTHING
+
+
+def _inputs(plans: InputPlans, values: Sequence[HeldTensor]) -> tuple[list[InputTensor], int]:
+    """Return values as the inputs of a version, and their rows. Raises Failure(INVALID): a shape does not fit."""
+    tensors: list[InputTensor | None] = []
+    rows, first = 1, True
+    for plan, value in zip(plans, values, strict=True):
+        if value is SKIPPED:
+            tensors.append(None)
+            continue
+        extent = plan.fit(plan.datatype, value.shape)
+        if not first and extent.rows != rows:
+            raise plans.rows_differ(plan)
+        rows, first = extent.rows, False
+        data, size_bytes = value.data, value.size_bytes
+        if isinstance(data, list):
+            data = encode_elements(data)
+            size_bytes = len(data)
+        tensors.append(InputTensor(extent.shape, data, size_bytes))
+    return plans.complete(tensors), rows
+
+
+def _readable(value: HeldTensor, datatype: str) -> ReadTensor:
+    """Return a value as conditions read it."""
+    data = value.data
+    if isinstance(data, list):
+        return ReadTensor(value.shape, data)
+    if datatype == BYTES:
+        return ReadTensor(value.shape, decode_elements(data))
+    array = data if isinstance(data, np.ndarray) else np.frombuffer(data, NUMPY[datatype])
+    if datatype == "BF16":
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return ReadTensor(value.shape, array.reshape(-1))
