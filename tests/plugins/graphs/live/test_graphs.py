@@ -11,6 +11,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 
 from tests.kit import models
+from tests.kit.graphs import Array, call, outputs, push_graph, steps_of, upload
 from tests.kit.stack import Stack, running_stack
 from tests.kit.wait import wait_until
 
@@ -30,42 +31,21 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with running_stack(folder / "home", gateways=2) as running:
         running.push("double", models.scale(folder / "double.onnx", 2.0, 4))
         running.push("triple", models.scale(folder / "triple.onnx", 3.0, 4))
-        push(running, "two", TWO)
+        push_graph(running, "two", TWO)
         yield running
 
 
-def push(stack: Stack, name: str, text: str, **query: Any) -> dict[str, Any]:
-    reply = stack.http.post(f"/admin/v1/models/{name}/versions", params={"wait": 60, **query}, content=text.encode())
-    assert reply.status_code in {200, 201}, reply.text
-    document: dict[str, Any] = reply.json()
-    for _ in range(20):  # all gateways route by it
-        assert stack.http.get(f"/v2/models/{name}").status_code == 200
-    return document
-
-
 def refusal(stack: Stack, text: str, name: str = "refused") -> str:
-    reply = stack.http.post(f"/admin/v1/models/{name}/versions", content=text.encode())
+    reply = upload(stack, name, text)
     assert reply.status_code == 400, reply.text
     return str(reply.json()["error"])
 
 
-def body(array: np.ndarray[Any, Any], **more: Any) -> dict[str, Any]:
-    tensor = {"name": "x", "shape": list(array.shape), "datatype": "FP32", "data": array.ravel().tolist()}
-    return {"inputs": [tensor], **more}
-
-
-def infer(stack: Stack, name: str, array: np.ndarray[Any, Any], **more: Any) -> dict[str, np.ndarray[Any, Any]]:
-    reply = stack.http.post(f"/v2/models/{name}/infer", json=body(array, **more))
-    assert reply.status_code == 200, reply.text
-    return {one["name"]: np.reshape(one["data"], one["shape"]) for one in reply.json()["outputs"]}
+def infer(stack: Stack, name: str, array: Array, **more: Any) -> dict[str, Array]:
+    return outputs(call(stack, name, array, **more))
 
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
-
-
-def steps_of(stack: Stack, model: str) -> float:
-    """Return how many requests of graphs' steps a model answered."""
-    return stack.metrics().value("millstream_requests_total", model=model, protocol="graph", outcome="ok")
 
 
 def test_a_graph_answers_as_its_models_one_after_the_other(stack: Stack) -> None:
@@ -123,32 +103,32 @@ def test_the_page_of_a_graph_shows_its_steps(stack: Stack) -> None:
 def test_steps_stay_at_the_version_that_served_when_the_graph_was_uploaded(stack: Stack, tmp_path: Path) -> None:
     graph = "steps:\n  a: {model: pinned, inputs: {x: x}}\noutputs: {y: a.y}\n"
     stack.push("pinned", models.scale(tmp_path / "1.onnx", 2.0, 4))
-    assert push(stack, "follows", graph)["version"] == 1
+    assert push_graph(stack, "follows", graph)["version"] == 1
     stack.push("pinned", models.scale(tmp_path / "2.onnx", 5.0, 4))
     assert np.array_equal(infer(stack, "pinned", X)["y"], 5 * X)
     assert np.array_equal(infer(stack, "follows", X)["y"], 2 * X)
-    again = push(stack, "follows", graph)
+    again = push_graph(stack, "follows", graph)
     assert (again["version"], again["existing"]) == (2, False), "the same text, and other versions of its steps"
     assert np.array_equal(infer(stack, "follows", X)["y"], 5 * X)
-    assert push(stack, "follows", graph)["existing"] is True
+    assert push_graph(stack, "follows", graph)["existing"] is True
 
 
 def test_a_version_that_a_graph_runs_is_not_deleted_unless_forced(stack: Stack, tmp_path: Path) -> None:
     stack.push("used", models.scale(tmp_path / "1.onnx", 2.0, 4))
-    push(stack, "user", "steps:\n  a: {model: used, inputs: {x: x}}\noutputs: {y: a.y}\n")
+    push_graph(stack, "user", "steps:\n  a: {model: used, inputs: {x: x}}\noutputs: {y: a.y}\n")
     stack.push("used", models.scale(tmp_path / "2.onnx", 3.0, 4))
     for path in ("/admin/v1/models/used/versions/1", "/admin/v1/models/used"):
         refused = stack.http.delete(path)
         assert refused.status_code == 409, refused.text
         assert "version 1 of 'used' is a step of 'user' version 1" in refused.json()["error"]
     assert stack.http.delete("/admin/v1/models/used/versions/1", params={"force": True}).status_code == 204
-    reply = stack.http.post("/v2/models/user/infer", json=body(X))
+    reply = call(stack, "user", X)
     assert reply.status_code == 503
     says = "model 'user' cannot serve: step 'a' (model used v1): the version was removed: upload the graph again"
     assert reply.json()["error"] == says
     assert stack.http.get("/admin/v1/models/user/versions/1").json()["reason"] in says
     assert stack.http.get("/v2/models/user/ready").status_code != 200
-    assert push(stack, "user", "steps:\n  a: {model: used, inputs: {x: x}}\noutputs: {y: a.y}\n")["version"] == 2
+    assert push_graph(stack, "user", "steps:\n  a: {model: used, inputs: {x: x}}\noutputs: {y: a.y}\n")["version"] == 2
     assert np.array_equal(infer(stack, "user", X)["y"], 3 * X)
 
 
@@ -175,20 +155,20 @@ def test_graphs_in_graphs_to_a_bounded_depth(stack: Stack) -> None:
             assert "graphs within graphs may be 4 deep" in refusal(stack, text)
             break
         inner = f"deep{depth}"
-        push(stack, inner, text)
+        push_graph(stack, inner, text)
     assert np.array_equal(infer(stack, "deep4", X)["y"], 2 * X)
 
 
 def test_a_step_that_fails_is_named_and_the_status_is_its_own(stack: Stack, tmp_path: Path) -> None:
     stack.push("even", models.scale(tmp_path / "even.onnx", 1.0, 4))
-    push(stack, "fails", "steps:\n  a: {model: even, inputs: {x: x}}\noutputs: {y: a.y}\n")
+    push_graph(stack, "fails", "steps:\n  a: {model: even, inputs: {x: x}}\noutputs: {y: a.y}\n")
     assert stack.http.post("/v2/repository/models/even/unload").status_code == 200
     wait_until(lambda: stack.http.get("/v2/models/fails/ready").status_code != 200)
-    reply = stack.http.post("/v2/models/fails/infer", json=body(X))
+    reply = call(stack, "fails", X)
     assert (reply.status_code, reply.json()["error"]) == (
         503,
         "model 'fails' cannot serve: step 'a' (model even v1): it is unloaded",
     )
-    wrong = stack.http.post("/v2/models/two/infer", json=body(np.zeros((1, 3), np.float32)))
+    wrong = call(stack, "two", np.zeros((1, 3), np.float32))
     assert wrong.status_code == 400
     assert "for model 'two'" in wrong.json()["error"]
