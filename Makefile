@@ -124,7 +124,7 @@ serving: ## make the environment as a user needs it, nothing else
 
 lock: $(UV) ## resolve the dependencies again, into deploy/locks
 	$(COMPILE) --extra all --extra openvino --extra triton --group dev --quiet --output-file $(LOCK)
-	$(COMPILE_ROLE) --extra gateway --extra embeddings --extra tracing --extra cpu --quiet --output-file deploy/locks/gateway.txt
+	$(COMPILE_ROLE) --extra gateway --extra embeddings --extra media --extra tracing --extra cpu --quiet --output-file deploy/locks/gateway.txt
 	$(COMPILE_ROLE) --extra worker --extra cpu --quiet --output-file deploy/locks/worker-cpu.txt
 	$(COMPILE_ROLE) --extra worker --extra gpu --quiet --output-file deploy/locks/worker-gpu.txt
 	$(COMPILE_ROLE) --extra all --quiet --output-file deploy/locks/serving.txt

@@ -51,6 +51,7 @@ class Usage(TypedDict):
     input: str | None
     columns: list[str]
     image: ImageInput | None
+    encoded: dict[str, str]
     sentence: str
     example: dict[str, Any] | None
 

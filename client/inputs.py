@@ -70,6 +70,9 @@ def given_inputs(metadata: Metadata, inputs: Any) -> list[Given]:
     text = _text_spec(metadata)
     if text is not None and _are_texts(inputs) and all(spec["datatype"] != BYTES for spec in metadata["inputs"]):
         return [_given(metadata, text, inputs)]
+    encoded = _encoded(metadata)
+    if len(encoded) == 1 and _are_files(inputs):
+        return [_files(next(iter(encoded.values())), inputs)]
     specs = metadata["inputs"]
     if len(specs) != 1:
         names = ", ".join(spec["name"] for spec in specs)[:_NAMES_CHARACTERS]
@@ -122,6 +125,7 @@ def _of_names(metadata: Metadata, named: Mapping[Any, Any]) -> list[Given]:
     text = _text_spec(metadata)
     if text is not None and text["name"] in named:
         specs = {text["name"]: text} | specs
+    specs |= {name: file_spec(name) for name in _encoded(metadata).values() if name not in specs}
     columns = _column_names(metadata)
     if columns and not named.keys() <= specs.keys() and len(metadata["inputs"]) == 1:
         return [_column(metadata["inputs"][0], str(name), values) for name, values in named.items()]
@@ -187,6 +191,9 @@ def _given(metadata: Metadata, spec: TensorMetadata, value: Any) -> Given:
     name, numeric = spec["name"], spec["datatype"] != BYTES
     several = isinstance(value, list | tuple) and bool(value)
     first = value[0] if several else value
+    encoded = _encoded(metadata)
+    if name in {*encoded, *encoded.values()} and _are_files(value):
+        return _files(name, value)
     if numeric and (is_image(first) or isinstance(first, str)):
         usage = _usage(metadata)
         if usage is not None and usage["image"] is not None and usage["input"] == name:
@@ -251,6 +258,17 @@ def _usage(metadata: Metadata) -> Usage | None:
     return metadata.get("parameters", {}).get("usage")
 
 
+def _encoded(metadata: Metadata) -> Mapping[str, str]:
+    """Return the inputs that are sent as encoded files, if the caller has such, and the names that these have."""
+    usage = _usage(metadata)
+    return usage.get("encoded", {}) if usage is not None else {}
+
+
+def file_spec(name: str) -> TensorMetadata:
+    """Return an input that takes encoded files."""
+    return {"name": name, "datatype": BYTES, "shape": [-1]}
+
+
 def _column_names(metadata: Metadata) -> Sequence[str]:
     """Return the names of the columns of a version that takes a table; none if they have none."""
     usage = _usage(metadata)
@@ -281,6 +299,42 @@ def is_image(value: Any) -> bool:
     """Whether a value is an image of Pillow, or the bytes or the path of a file that may be one."""
     module = sys.modules.get("PIL.Image")  # whoever has such an image has imported it
     return isinstance(value, bytes | bytearray | PathLike) or (module is not None and isinstance(value, module.Image))
+
+
+def _are_files(value: Any) -> bool:
+    """Whether a value is a file of an image, or several: paths, also as text, bytes, or images of Pillow."""
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return is_image(first) or isinstance(first, str)
+
+
+def _files(name: str, value: Any) -> Given:
+    """Return encoded files as an input. Raises Failure(INVALID)."""
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    files = np.empty(len(values), object)
+    files[:] = [_file(one) for one in values]
+    return Given(file_spec(name), files)
+
+
+def _file(value: Any) -> bytes:
+    """Return the bytes of a file, or those of a PNG for an image of Pillow. Raises Failure(INVALID)."""
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    if isinstance(value, str | PathLike):
+        try:
+            with open(value, "rb") as opened:
+                return opened.read()
+        except (OSError, ValueError) as error:
+            raise _unreadable(value, error) from error
+    written = io.BytesIO()
+    try:
+        value.save(written, "PNG")
+    except Exception as error:  # of a mode that PNG has not, or of something else than an image
+        raise invalid(f"a value of type {type(value).__name__} cannot be sent as an image: {error}") from error
+    return written.getvalue()
+
+
+def _unreadable(path: Any, error: OSError | ValueError) -> Failure:
+    return invalid(f"the file {str(fspath(path))[:200]} cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 def pixels(spec: TensorMetadata, image: ImageInput, values: list[Any]) -> Array:
@@ -333,7 +387,7 @@ def _opened(value: Any) -> Any:
             with open(value, "rb") as opened:
                 file = io.BytesIO(opened.read())
         except (OSError, ValueError) as error:
-            raise invalid(f"{what} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+            raise _unreadable(value, error) from error
     else:
         return value
     try:

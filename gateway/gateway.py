@@ -23,7 +23,15 @@ from millstream.gateway.http.deps import Deps
 from millstream.gateway.memory_budgets import MemoryBudgets
 from millstream.gateway.metrics_page import GatewayMetricsPage
 from millstream.gateway.observing.observer import Recorder
-from millstream.gateway.parts import GatewayParts, build_parts, start_parts, stop_parts
+from millstream.gateway.parts import (
+    GatewayParts,
+    PreparerParts,
+    build_parts,
+    build_preparers,
+    prepared_of,
+    start_parts,
+    stop_parts,
+)
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.redis_events import QuarantineNews, RedisProbe, event_handlers
 from millstream.gateway.scheduling.caller import caller_of
@@ -35,7 +43,6 @@ from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.readiness import Preloads, ReadinessProbe
 from millstream.gateway.scheduling.router import Router
 from millstream.gateway.tensors.output_options import ClientRegions
-from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.v2.service import InferService, v2_codec
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.forked_check import end_fork_servers
@@ -100,6 +107,8 @@ class Gateway:
             self.registry.counter(catalogue.REQUESTS_REFUSED, "quarantined"),
             QuarantineNews(self.cluster_state).publish,
         )
+        preparer_parts = PreparerParts(settings, self.repository, self.budgets.receiving)
+        self.preparers = build_preparers(preparer_parts)
         self.router = self._router()
         self.catalog = Catalog(
             self.name,
@@ -118,13 +127,12 @@ class Gateway:
             preloads,
             self.registry,
         )
-        self.texts = Tokenizers(self.repository)
         self.infer = InferService(
-            self.router, self.budgets.receiving, settings.request_bytes_max, settings.request_timeout_s_max, self.texts
+            self.router, self.budgets.receiving, settings.request_bytes_max, settings.request_timeout_s_max
         )
         self.load = partial(self.demands.load_and_wait, self.catalog)
         self.caller = caller_of(self.router.find, settings.request_timeout_s_max, self.access.gate.check_model)
-        self.parts = build_parts(self._gateway_parts(role))
+        self.parts = (*self.preparers, *build_parts(self._gateway_parts(role)))
         self._loops: list[asyncio.Task[None]] = []
 
     def _client_memory(self) -> ClientRegions | None:
@@ -149,6 +157,7 @@ class Gateway:
                 self.access.gate,
                 self.recorder,
                 partial(runner_of, self.repository.local_path),
+                partial(prepared_of, self.preparers),
             ),
             self.registry,
             host_token(settings.shm_dir),
@@ -171,7 +180,6 @@ class Gateway:
             scale=self.scale,
             cluster_state=self.cluster_state,
             caller=self.caller,
-            texts=self.texts,
             gate=self.access.gate,
             client_memory=self.client_memory,
             recorded=self.recorder.parts,
@@ -244,7 +252,6 @@ class Gateway:
         await self.readiness_probe.stop()
         await self.demands.stop()
         await cancel_all(self._loops)  # before the connections that they use are closed
-        await self.texts.close()
         await self.catalog.stop()
         await self.producer.stop()
         await stop_parts(self.parts)
@@ -289,7 +296,6 @@ class Gateway:
             upload_slots=UploadSlots(self.catalog),
             infer=self.infer,
             caller=self.caller,
-            texts=self.texts,
             receive_budget=self.budgets.receiving,
             shared_buffers=self.budgets.shared_buffers,
             http_counts=self.http_counts,

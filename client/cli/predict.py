@@ -39,6 +39,7 @@ class _Request(NamedTuple):
 def predict(
     context: typer.Context,
     name: Name,
+    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="The same as --input FILE.")] = None,
     source: Annotated[
         str | None,
         typer.Option(
@@ -76,8 +77,9 @@ def predict(
     file or a JSON object of arrays by input name; a v2 request ({"inputs": [...]}). A single row may omit its first
     dimension. With --json the server's reply is printed unchanged; with --example, {"request", "reply"}.
     """
-    if (source is not None) + bool(text) + example > 1:
-        raise wrong_usage("--example, --input and --text exclude each other")
+    if (file is not None) + (source is not None) + bool(text) + example > 1:
+        raise wrong_usage("FILE, --example, --input and --text exclude each other")
+    source = file if file is not None else source
     if not example and not text and source in {None, "-"} and sys.stdin.isatty():
         raise wrong_usage(
             f"nothing to send: use --input FILE or --text TEXT, pipe JSON into `millstream predict {name}`, or try "

@@ -123,7 +123,7 @@ class MethodTable:
         self.calls = 0
         self._counts = CallCounts(deps.registry)
         self.count_infer = self._counts.counter("ModelInfer")
-        self.infer = infer = InferCalls(deps.caller(RequestProtocol.GRPC), messages, deps.texts)
+        self.infer = infer = InferCalls(deps.caller(RequestProtocol.GRPC), messages)
         self._observed = observed = None if deps.observer is None else ObservedCalls(deps.observer)
         stream = InferStream(infer, messages, lambda: drain.draining, deps.gate, observed)
         self._guard = CallGuard(deps.gate, messages, deps.audit, deps.count_refusal)

@@ -19,7 +19,6 @@ from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import InferHandler
 from millstream.gateway.observing.observer import Observer
 from millstream.gateway.scheduling.caller import Caller
-from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
@@ -54,7 +53,6 @@ class Deps:
     upload_slots: UploadSlots
     infer: InferHandler  # v2 over HTTP
     caller: Callable[[str], Caller]  # the other protocols, by their label of the metrics
-    texts: Tokenizers  # tokenizes requests with texts
     log_levels: StoredLogLevels
     load: Callable[[Manifest, float], Awaitable[None]]  # has a version loaded, and waits for it so many seconds
     receive_budget: ReceiveBudget  # bounds the bodies of requests that are being received

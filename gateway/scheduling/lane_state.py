@@ -18,7 +18,9 @@ from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.request import Admission, Request
+from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.prepared import PreparedPlans
 from millstream.services.access.limits import Account
 from millstream.services.model.manifest import Manifest
 from millstream.services.queue.producer_link import ProducerLink
@@ -98,6 +100,7 @@ class SharedParts(NamedTuple):
 
     `segments`: shared memory for large tensors; None: all tensors go through Redis. `gate`: tells whether runs are
     charged to keys. `runner_of`: makes what runs the requests of a composed version; it blocks.
+    `prepared_of`: of a version and its own plans, those of requests that give texts or encoded files.
     """
 
     admission: Admission
@@ -106,6 +109,7 @@ class SharedParts(NamedTuple):
     gate: Gate
     recorder: Recorder
     runner_of: Callable[[Manifest, Any], Any]  # scheduling/composed.py, which stands on lanes, has the types
+    prepared_of: Callable[[Manifest, InputPlans], PreparedPlans | None] = lambda *_: None
 
 
 class LaneOwner(Protocol):

@@ -27,7 +27,6 @@ from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.tensors.named_columns import NamedColumns
 from millstream.gateway.tensors.output_options import Extensions
-from millstream.gateway.texts.text_plans import text_plans
 from millstream.services.errors import Failure, Subject, not_found
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
@@ -184,7 +183,7 @@ class Router:
         rows_max = self._rows_max(manifest)
         limits = JsonLimits(self._settings.json_bytes_max, self._settings.json_values_max)
         plans = InputPlans(manifest.model, manifest.answered, rows_max, limits, manifest.trial)
-        plans.texts = text_plans(manifest, rows_max, limits)
+        plans.prepared = self._shared.prepared_of(manifest, plans)
         plans.columns = NamedColumns.of(manifest, plans)
         if plans.columns is not None and plans.columns.closed:
             plans.trial = None  # its texts are no categories: as an example it would be refused

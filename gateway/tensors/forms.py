@@ -66,7 +66,7 @@ def reader(content_type: str) -> Callable[[InputPlans, bytes], ParsedBody]:
     """Return the function that reads bodies of this type. Raises Failure(ENCODING)."""
     read = _READERS.get(media_type(content_type))
     if read is _READERS[CSV] and (said := _HEADER.search(content_type)):
-        return _for_tokens(partial(_read_csv, header=said[1].lower() == "present"))
+        return _hinting(partial(_read_csv, header=said[1].lower() == "present"))
     if read is None:
         known = ", ".join(_READERS)
         raise Failure(Code.ENCODING, f"Content-Type '{excerpt(content_type)}' is not taken; these are: {known}")
@@ -238,25 +238,25 @@ def _one_input(plans: InputPlans, plan: InputPlan, checked: CheckedInput) -> Inp
     return join(plans, {plan.name: checked})
 
 
-def _for_tokens(read: Callable[[InputPlans, bytes], ParsedBody]) -> Callable[[InputPlans, bytes], ParsedBody]:
-    """Return a reader of a form that has no texts: its failures say how texts are sent, if the version takes them."""
+def _hinting(read: Callable[[InputPlans, bytes], ParsedBody]) -> Callable[[InputPlans, bytes], ParsedBody]:
+    """Return a reader of a form of tensors: its failures say how texts or files are sent, if the version takes them."""
 
-    def read_tokens(plans: InputPlans, body: bytes) -> ParsedBody:
+    def read_hinting(plans: InputPlans, body: bytes) -> ParsedBody:
         try:
             return read(plans, body)
         except Failure as failure:
-            if failure.code is not Code.INVALID or not plans.text_hint:
+            if failure.code is not Code.INVALID or not plans.prepared_hint:
                 raise
-            raise invalid(f"{failure.message}{plans.text_hint}") from None
+            raise invalid(f"{failure.message}{plans.prepared_hint}") from None
 
-    return read_tokens
+    return read_hinting
 
 
 _READERS: dict[str, Callable[[InputPlans, bytes], ParsedBody]] = {
     JSON: lambda plans, body: from_json(plans, parse_json(body, plans.json_limits)),
     JSON_LINES: lambda plans, body: from_json(plans, parse_lines(body, plans.json_limits)),
-    CSV: _for_tokens(_read_csv),
-    NPY: _for_tokens(_read_npy),
+    CSV: _hinting(_read_csv),
+    NPY: _hinting(_read_npy),
 }
 
 

@@ -20,6 +20,7 @@ from millstream.services.nearest_names import did_you_mean
 
 if TYPE_CHECKING:
     from millstream.gateway.tensors.named_columns import NamedColumns
+    from millstream.gateway.tensors.prepared import PreparedPlans
 
 
 class UnknownInput(Failure):
@@ -36,8 +37,8 @@ class InputPlans:
     Attributes:
         trial: Inputs that the model is known to run; None: none are known.
         columns: The columns that a request may name in place of the inputs (named_columns.py); None: it may not.
-        texts: Plans of requests that have texts in place of token ids (gateway/texts/text_plans.py); None: the version
-            takes no texts.
+        prepared: Plans of requests that give texts or encoded files in place of tensors (prepared.py); None: the
+            version takes tensors alone.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class InputPlans:
         self.trial = trial
         self.rows_max = rows_max
         self.columns: NamedColumns | None = None
-        self.texts: InputPlans | None = None
+        self.prepared: PreparedPlans | None = None
         self._advice: dict[BodyWriter, Mapping[str, Any]] = {}
         self.model = model
         self.json_limits = json_limits
@@ -72,7 +73,7 @@ class InputPlans:
         """Return the input of this name. Raises UnknownInput."""
         plan = self.by_name.get(name)
         if plan is None:
-            hint = self._column_hint(name) if self.columns is not None else self.text_hint
+            hint = self._column_hint(name) if self.columns is not None else self.prepared_hint
             raise UnknownInput(name, f"unexpected inference input '{excerpt(name)}' for model '{self.model}'{hint}")
         return plan
 
@@ -84,14 +85,9 @@ class InputPlans:
         return plan.is_column
 
     @property
-    def text_hint(self) -> str:
-        """For the end of a message: the routes that take texts for this version, and in which shape; "": none do."""
-        if self.texts is None:
-            return ""
-        return (
-            ': it takes token ids; texts go as {"instances": ["a text"]} in JSON to /invocations or '
-            f"/v1/models/{self.model}:predict, or as the one BYTES input 'text' to /v2/models/{self.model}/infer"
-        )
+    def prepared_hint(self) -> str:
+        """For the end of a message: how a request gives texts or encoded files to this version; "": it takes none."""
+        return "" if self.prepared is None else self.prepared.hint
 
     def _column_hint(self, name: str) -> str:
         """For the end of a message about an unknown name: the nearest known ones, and all."""
@@ -202,8 +198,10 @@ def join(plans: InputPlans, by_name: Mapping[str, CheckedInput]) -> Inputs:
     Raises:
         Failure: INVALID: unknown or missing names, or numbers of rows that differ.
     """
-    for name in by_name:
-        plans.named(name)
+    named = {plans.named(name).name: checked for name, checked in by_name.items()}
+    if len(named) < len(by_name):  # a prepared input has two names
+        raise plans.duplicate(plans.named(next(iter(by_name))))
+    by_name = named
     rows = 1
     first = True
     for plan in plans:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from millstream.gateway.tensors.json_document import excerpt, raise_missing, raise_mistyped
-from millstream.services.errors import Failure, invalid
+from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BINARY_ONLY, BYTES, DATATYPES, ELEMENTS_MAX, ITEM_BYTES, NUMPY
 from millstream.services.model.signature import TensorSpec
 
@@ -51,6 +51,15 @@ class Extent:
         if self._pack is None:
             self._pack = struct.Struct(f"{self.elements}{code}").pack
         return self._pack
+
+
+class OtherDatatype(Failure):
+    """INVALID: a request gives the input `name` with a datatype that the model does not take."""
+
+    def __init__(self, name: str, datatype: str, message: str) -> None:
+        super().__init__(Code.INVALID, message)
+        self.name = name
+        self.datatype = datatype
 
 
 class InputPlan:
@@ -165,9 +174,11 @@ class InputPlan:
             raise_mistyped("datatype", "string", self.where)
         if datatype not in DATATYPES:
             raise invalid(f"invalid datatype for input {self.name}: '{excerpt(datatype)}'")
-        raise invalid(
+        raise OtherDatatype(
+            self.name,
+            datatype,
             f"inference input '{self.name}' data-type is '{datatype}', "
-            f"but model '{self.model}' expects '{self.datatype}'"
+            f"but model '{self.model}' expects '{self.datatype}'",
         )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from millstream.gateway.tensors.input_plans import CheckedInput
-from millstream.gateway.tensors.inputs import InputPlan, InputTensor
+from millstream.gateway.tensors.inputs import InputPlan, InputTensor, OtherDatatype
 from millstream.gateway.tensors.number_list import DEPTH_MAX, NumberList
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BYTES, FLOATS, NUMPY, encode_elements
@@ -174,7 +174,10 @@ def _raw(plan: InputPlan, flat: list[Any], shape: Sequence[int], first: int = 0)
     if not kinds <= allowed:
         at = next(index for index, element in enumerate(flat) if type(element) not in allowed)
         noun = _NOUNS.get(type(flat[at]), "null")
-        raise invalid(f"input '{plan.name}'{_position(at, shape, first)}: {noun} where {datatype} is expected")
+        message = f"input '{plan.name}'{_position(at, shape, first)}: {noun} where {datatype} is expected"
+        if type(flat[at]) is str or is_b64(flat[at]):
+            raise OtherDatatype(plan.name, BYTES, message)
+        raise invalid(message)
     if datatype == "BOOL":
         return bytes(flat)
     try:

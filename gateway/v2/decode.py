@@ -38,9 +38,11 @@ from millstream.gateway.tensors.json_text import parse_json
 from millstream.gateway.tensors.named_columns import columns_given, from_columns, plans_of_columns
 from millstream.gateway.tensors.output_options import Extensions
 from millstream.gateway.tensors.outputs import VIEW_BYTES_MIN
+from millstream.gateway.tensors.prepared import PreparedPlans, prepared_for
 from millstream.gateway.v2.options import InferCall, Options, read_options, read_span
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES, encode_elements
+from millstream.services.process.threads import run_in_thread_if_large
 
 _HEADER_DIGITS_MAX = 19
 #: Longer bodies are decoded in full, without an envelope, which bounds the cost of one parse.
@@ -95,8 +97,8 @@ class V2Decoder:
         self._extensions = extensions or Extensions(plans.signature, {}, None, json_bytes_max)
         self._json_bytes_max = json_bytes_max
         self._plans = plans
-        #: decodes requests that have texts in place of token ids; None: the version takes no texts
-        self.texts = None if plans.texts is None else V2Decoder(plans.texts, json_bytes_max, extensions)
+        #: decodes requests that give texts or encoded files; None: the version takes tensors alone
+        self.prepared = None if plans.prepared is None else V2Decoder(plans.prepared, json_bytes_max, extensions)
         self._first = next(iter(plans), None)
         self._outputs = {spec.name: index for index, spec in enumerate(plans.signature.outputs)}
         self._json: dict[bytes, JsonEnvelope] = {}
@@ -266,6 +268,8 @@ class V2Decoder:
 
     def _decode_raw(self, body: memoryview) -> InferCall:
         """Return a raw request: the whole body is the only input's tensor, and all outputs are binary."""
+        if isinstance(self._plans, PreparedPlans):
+            return InferCall(self._plans.one(bytes(body)).tensors, Options(1, binary_default=True))
         plan = self._first
         if plan is None or len(self._plans) != 1:
             raise invalid(
@@ -304,6 +308,23 @@ def _name(item: object) -> str:
     if type(name) is not str:
         raise_mistyped("name", "string", " in 'inputs'")
     return name
+
+
+async def decode_prepared(
+    plans: InputPlans, decoder: V2Decoder, body: bytes | memoryview, header_bytes: int | None
+) -> InferCall:
+    """Return the request in a body, as `decoder` reads it, with tensors in place of texts and encoded files.
+
+    `plans`: those that the decoder was made with. Raises Failure.
+    """
+    try:
+        return await run_in_thread_if_large(len(body), decoder.decode, body, header_bytes)
+    except Failure as failure:
+        prepared = prepared_for(plans, failure, body if header_bytes == 0 else b"")
+        if decoder.prepared is None or prepared is None:
+            raise
+    call = await run_in_thread_if_large(len(body), decoder.prepared.decode, body, header_bytes)
+    return call._replace(inputs=(await prepared.prepare(call.inputs)).tensors)
 
 
 def _read_numbers(body: bytes, envelope: JsonEnvelope) -> InferCall | None:
@@ -355,8 +376,8 @@ def _binary_envelope(
     tensors: dict[int, tuple[tuple[int, ...], int, int]] = {}
     at = len(text)
     for item in items:
-        plan = plans[item["name"]]
-        if "binary_data_size" not in (item.get("parameters") or {}) or not plan.opaque:
+        plan = plans.get(item["name"])
+        if plan is None or "binary_data_size" not in (item.get("parameters") or {}) or not plan.opaque:
             return None
         tensor = call.inputs[plan.index]
         tensors[plan.index] = (tensor.shape, at, at + tensor.size_bytes)

@@ -22,9 +22,8 @@ from millstream.gateway.scheduling.router import Codec, Router
 from millstream.gateway.tensors.examples import infer_body
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.output_options import ClientRegions, Extensions, LabelledOutputs
-from millstream.gateway.texts.text_plans import plans_of_texts
-from millstream.gateway.texts.tokenizers import Tokenizers
-from millstream.gateway.v2.decode import V2Decoder, parse_header_length
+from millstream.gateway.tensors.prepared import prepared_for
+from millstream.gateway.v2.decode import V2Decoder, decode_prepared, parse_header_length
 from millstream.gateway.v2.options import InferCall
 from millstream.gateway.v2.responder import Done, RestRequest, RestResponder, V2Encoder
 from millstream.services.errors import Code, Failure
@@ -32,7 +31,6 @@ from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.version_files import overwritten, read_label_names
 from millstream.services.process.request_id import request_context
-from millstream.services.process.threads import run_in_thread_if_large
 from millstream.services.traceparent import Trace
 
 log = logging.getLogger("millstream.infer")
@@ -43,7 +41,7 @@ _DECODINGS_MAX = 3  # attempts to decode a request: its version may be replaced 
 
 
 class _Deferred:
-    """A request whose body is being decompressed or decoded, or whose texts are being tokenized, in a thread."""
+    """A request whose body is being decompressed or decoded, or whose inputs are being prepared."""
 
     __slots__ = (
         "body",
@@ -109,13 +107,11 @@ class InferService:
         receive_budget: ReceiveBudget,
         body_bytes_max: int,
         timeout_s_max: float,
-        texts: Tokenizers,
     ) -> None:
         self._router = router
         self._receive_budget = receive_budget
         self._body_bytes_max = body_bytes_max
         self._timeout_s_max = timeout_s_max
-        self._texts = texts
         self._tasks: set[asyncio.Future[None]] = set()
 
     def submit(  # noqa: PLR0913 - as in InferHandler
@@ -158,7 +154,7 @@ class InferService:
             route.lane.add(request, len(body) + shared_memory_bytes)
         except Failure as failure:
             if route is not None:
-                if plans_of_texts(route.plans, failure) is not None:
+                if prepared_for(route.plans, failure, _raw(body, length)) is not None:
                     return self._defer(_Deferred(model, version, headers, body, done, request_id, principal, trace))
                 with request_context(request_id, trace):
                     route.lane.record_rejection(RequestProtocol.V2, failure.code)
@@ -194,7 +190,7 @@ class InferService:
             CALLER.reset(token)
 
     def _defer(self, deferred: _Deferred) -> Cancel:
-        """Submit a request that is compressed, has texts, or a large JSON document, which is decoded in a thread."""
+        """Submit a request that is compressed, is to be prepared, or has a large JSON document, decoded in a thread."""
         with request_context(deferred.request_id, deferred.trace):
             task = asyncio.ensure_future(self._read(deferred))
         self._tasks.add(task)
@@ -226,22 +222,10 @@ class InferService:
         header_bytes = parse_header_length(deferred.headers.header_length)
         for _ in range(_DECODINGS_MAX):
             route = self._find(model, version, deferred.principal)
-            call = await self._decode(route, body, header_bytes)
+            call = await decode_prepared(route.plans, route.decoder, body, header_bytes)
             if self._find(model, version, deferred.principal) is route:
                 return route, call
         raise Failure(Code.UNAVAILABLE, f"model '{model}' is being replaced: try again", retry_after_s=1)
-
-    async def _decode(self, route: ModelRoute, body: bytes | memoryview, header_bytes: int | None) -> InferCall:
-        """Return the decoded request, with token ids in place of texts. Raises Failure."""
-        decoder: V2Decoder = route.decoder
-        try:
-            return await run_in_thread_if_large(len(body), decoder.decode, body, header_bytes)
-        except Failure as failure:
-            if decoder.texts is None or plans_of_texts(route.plans, failure) is None:
-                raise
-        call = await run_in_thread_if_large(len(body), decoder.texts.decode, body, header_bytes)
-        inputs = await self._texts.inputs(route.lane.manifest, route.plans, call.inputs[0])
-        return call._replace(inputs=inputs.tensors)
 
     def _add(self, deferred: _Deferred, route: ModelRoute, call: InferCall, arrival: float) -> Cancel:
         """Add a deferred request to its lane. Raises Failure."""
@@ -268,6 +252,11 @@ class InferService:
             route.lane.record_rejection(RequestProtocol.V2, failure.code)
             route.plans.advise(failure, infer_body)
         deferred.done(error_reply(failure))
+
+
+def _raw(body: bytes | memoryview, header_length: bytes | None) -> bytes | memoryview:
+    """Return a body that is one tensor without a JSON part; b"": it has one."""
+    return body if header_length is not None and header_length.strip() == b"0" else b""
 
 
 def v2_codec(

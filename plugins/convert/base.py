@@ -16,6 +16,7 @@ from millstream.services.errors import invalid
 from millstream.services.ingest import importers
 from millstream.services.ingest.importers import ImportOptions, Sample, Source
 from millstream.services.model.manifest import ColumnCategories
+from millstream.services.model.preparation import Preparation
 from millstream.services.model.signature import Classes
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Imported(NamedTuple):
         embeddings: outputs whose rows are directions: which of their elements is the largest means nothing.
         classes: the output with a score for each class; None: the model is no classifier.
         labels: names of the classes, a line of text each.
+        prepare: inputs that requests may give as encoded files.
     """
 
     path: Path
@@ -63,6 +65,7 @@ class Imported(NamedTuple):
     embeddings: Sequence[str] = ()
     classes: Classes | None = None
     labels: Sequence[str] = ()
+    prepare: Mapping[str, Preparation] = MappingProxyType({})
 
 
 class Importer(importers.Importer):

@@ -25,7 +25,7 @@ LABEL_CHARACTERS_MAX = 512
 _NO_TEXT = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _LABELS_NOTED = 20
 
-Task = Literal["embeddings", "sequence-classification", "token-classification"]
+Task = Literal["embeddings", "sequence-classification", "token-classification", "image-classification"]
 #: what is imported: auto classes that load it, and their tables of the classes of each model_type
 _LOADERS: Mapping[str, tuple[Task, str]] = {
     "AutoModel": ("embeddings", "MODEL_MAPPING_NAMES"),
@@ -325,7 +325,7 @@ def answer_of(config: Any, task: Task, count: int) -> HeadAnswer:
     if task == "embeddings":
         return HeadAnswer(None)
     labels = _labels(getattr(config, "id2label", None) or {}, count)
-    problem = getattr(config, "problem_type", None) if task == "sequence-classification" else None
+    problem = getattr(config, "problem_type", None) if task != "token-classification" else None
     named = ", ".join(labels[:_LABELS_NOTED]) + (", …" if count > _LABELS_NOTED else "")
     if problem == "regression" or (count == 1 and problem is None):
         return HeadAnswer(None, notes=(f"`{LOGITS}` has the numbers that the model computes: {named}.",))

@@ -198,6 +198,7 @@ def _converted(folder: Path, importer: Importer, imported: Imported) -> Converte
         categories=_kept_categories(imported.categories),
         embeddings=tuple(imported.embeddings),
         classes=imported.classes,
+        prepare=dict(imported.prepare),
     )
 
 

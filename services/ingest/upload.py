@@ -13,9 +13,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import IO, NamedTuple, Self
 
 from millstream.services.errors import Code, Failure, invalid
@@ -25,16 +24,18 @@ from millstream.services.ingest.importers import LABELS, SOURCE, ImportOptions, 
 from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask, Converted
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.names import check_name, check_version
+from millstream.services.model.preparation import check_preparation
 from millstream.services.model.signature import TensorSpec
+from millstream.services.model.usage import TOKENIZER
 from millstream.services.model.version_files import check_labels, describe_file
 from millstream.services.model.warmup_inputs import check_warmups
+from millstream.services.plugin.registry import contributions
 from millstream.services.process.threads import to_end_in_storage_thread
 from millstream.services.repository.disk import check_space, storage_errors, tree_bytes
 from millstream.services.repository.endpoint_changes import activate_version, retry_on_conflict
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.staging import Staging
 from millstream.services.settings import Settings
-from millstream.services.tokenizer.client import TOKENIZER, try_tokenizer
 from millstream.services.wire.records import State
 
 PIECE_BYTES = 1 << 20
@@ -42,7 +43,6 @@ PIECE_BYTES = 1 << 20
 _CONFIG = "source/config.pbtxt"
 #: The gateway tokenizes texts with it (OpenAI embeddings). The model does not read it, but it belongs to the version.
 _TOKENIZER = f"{SOURCE}/{TOKENIZER}"
-_TRIED_MAX = 4  # tokenizers of one upload
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 
 
@@ -258,7 +258,8 @@ class ModelUpload:
     async def _check(self) -> CheckedModel:
         task = self._task()
         outcome = await examine(task, self._settings.check_s_max)
-        await self._try_tokenizers()
+        for check_files in contributions("upload_checks", FunctionType):
+            await check_files(self.folder() / SOURCE)
         if isinstance(outcome, CheckedModel):
             return outcome
         await to_end_in_storage_thread(self._check_space)  # a conversion writes the model again
@@ -268,11 +269,6 @@ class ModelUpload:
             self.config = self.config.model_copy(update={"classes": converted.classes, "labels": labels})
         checked = await check(task.model_copy(update={"imported": converted}), self._settings.check_s_max)
         return await to_end_in_storage_thread(_with_sources, self.folder(), checked, converted, outcome.notes)
-
-    async def _try_tokenizers(self) -> None:
-        """Try the tokenizers of the upload on short texts. Raises Failure(INVALID)."""
-        for path in await to_end_in_storage_thread(_tokenizers, self.folder() / SOURCE):
-            await try_tokenizer(path)
 
     def _task(self) -> CheckTask:
         return CheckTask(
@@ -290,6 +286,8 @@ class ModelUpload:
         self.config = self.config.model_copy(update={"labels": checked.labels | self.config.labels})
         config_files = check_warmups(self.config, checked.signature, self.folder())
         config_files += check_labels(self.config, checked.signature, self.folder())
+        for prepare in (self.config.prepare, checked.imported.prepare if checked.imported is not None else {}):
+            check_preparation(prepare, checked.signature)
         with storage_errors(self.folder()):
             self._lift((checked.sources or ("",))[0], _TOKENIZER, _CONFIG)
             config_files += self._if_present(_TOKENIZER)
@@ -367,11 +365,6 @@ def _as_given(config: ModelConfig) -> ModelConfig:
     labels = {output: path for output, path in config.labels.items() if path.startswith(f"{SOURCE}/")}
     classes = config.classes if config.classes is not None and config.classes.output in labels else None
     return config.model_copy(update={"labels": labels, "classes": classes})
-
-
-def _tokenizers(source: Path) -> list[Path]:
-    found = (path for path in sorted(source.rglob(TOKENIZER)) if path.is_file() and not path.is_symlink())
-    return list(islice(found, _TRIED_MAX))
 
 
 def _with_sources(folder: Path, checked: CheckedModel, converted: Converted, notes: Sequence[str]) -> CheckedModel:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from millstream.services.model.preparation import Preparation
 from millstream.services.model.signature import Classes, Signature, answered
 
 ROWS_MAX_DEFAULT = 64
@@ -24,6 +25,7 @@ COLUMNS_MAX = 65_536  # names of the columns of a table that a version takes
 CATEGORIES_MAX = 100_000  # of all columns of a version
 ColumnName = Annotated[str, Field(max_length=512)]
 POOLS_MAX = 16  # pools that a version or an endpoint names
+PREPARED_MAX = 16  # inputs that are prepared
 LABELS_MAX = 16  # labels of an endpoint
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@:-]{0,62}")
 
@@ -125,6 +127,11 @@ class ModelConfig(BaseModel):
     classes: Classes | None = Field(
         None, description="Output with a score for each class: a label and a score are answered in its place."
     )
+    prepare: dict[str, Preparation] = Field(
+        {},
+        max_length=PREPARED_MAX,
+        description="Inputs that requests may give as encoded files, and how they are made.",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -218,6 +225,7 @@ class ImportFacts(BaseModel):
         columns_without_null: those in which a DataFrame may have no null: integers in MLflow's signature.
         categories: by name, of the columns that have them.
         embeddings: outputs whose rows are directions: which of their elements is the largest means nothing.
+        prepare: inputs that requests may give as encoded files, as the configuration of a version has them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -230,6 +238,7 @@ class ImportFacts(BaseModel):
     columns_without_null: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
     categories: dict[ColumnName, ColumnCategories] = Field({}, max_length=COLUMNS_MAX)
     embeddings: tuple[str, ...] = Field((), max_length=64)
+    prepare: dict[str, Preparation] = Field({}, max_length=PREPARED_MAX)
 
 
 class ImportRecord(ImportFacts):
@@ -315,6 +324,11 @@ class Manifest(BaseModel):
     def answered(self) -> Signature:
         """The signature that callers see; `signature` is the model's."""
         return answered(self.signature, self.config.classes)
+
+    @property
+    def prepare(self) -> Mapping[str, Preparation]:
+        """What is done with inputs that requests give as encoded files: declared, else as the import found it."""
+        return self.config.prepare or (self.imported.prepare if self.imported is not None else {})
 
     @cached_property
     def content_id(self) -> str:

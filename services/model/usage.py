@@ -1,4 +1,4 @@
-"""How a version wants to be called: with a text, named columns, an image, token ids or tensors. Pure.
+"""How a version wants to be called: with a text, named columns, an image file, token ids or tensors. Pure.
 
 Manifest ─> usage_of ─> Usage: kind, the input it is about, a sentence for a person, an example request
 """
@@ -14,16 +14,21 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from millstream.services.model.datatypes import BINARY_ONLY, BYTES, FLOATS
 from millstream.services.model.manifest import Manifest
+from millstream.services.model.preparation import image_plan
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 from millstream.services.model.warmup_inputs import make_inputs
 
 #: the input that texts are sent as, in place of token ids
 TEXT = "text"
+#: the input that images are sent as, in place of the one that is declared
+IMAGE = "image"
 TOKENIZER = "tokenizer.json"
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 EXAMPLE_TEXT = "Millstream serves this text."
 #: elements of an example, and columns; a longer one would fill a screen
 EXAMPLE_ELEMENTS_MAX, EXAMPLE_COLUMNS_MAX = 1000, 100
+#: a grey PNG of one pixel
+_EXAMPLE_IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
 _NAMES_SHOWN = 8
 _IMAGE_DATATYPES = frozenset({"FP16", "FP32", "FP64", "UINT8"})
 _IMAGE_SIDE_MIN = 8
@@ -54,7 +59,10 @@ class Usage(BaseModel):
     kind: Kind = Field(description="What a caller has: texts, named columns, images, token ids, or tensors.")
     input: str | None = Field(None, description="The one input that takes it; null: it is spread over all inputs.")
     columns: tuple[str, ...] = Field((), description="Names of the columns, in the order of the model.")
-    image: ImageInput | None = Field(None, description="How the input holds an image; of the kind image alone.")
+    image: ImageInput | None = Field(None, description="How the input holds an image, where it takes pixels alone.")
+    encoded: dict[str, str] = Field(
+        {}, description="Inputs of the model that are made here of encoded files -> the names that files are sent as."
+    )
     sentence: str = Field(description="The same for a person.")
     example: dict[str, Any] | None = Field(
         None, description="Body of a v2 request that the version answers; null: none is known, or it is too long."
@@ -71,6 +79,8 @@ def usage_of(manifest: Manifest) -> Usage:
             sentence=f"texts, which are tokenized here (input '{TEXT}'), or token ids",
             example={"inputs": [{"name": TEXT, "datatype": BYTES, "shape": [1], "data": [EXAMPLE_TEXT]}]},
         )
+    if manifest.prepare:
+        return _usage_of_files(manifest)
     example = _example(manifest)
     inputs = needed_inputs(signature)
     if len(inputs) == 1 and inputs[0].datatype == BYTES and inputs[0].shape in _COLUMN:
@@ -89,6 +99,36 @@ def usage_of(manifest: Manifest) -> Usage:
     if takes_tokens(signature) and any(spec.name in {IDS, MASK} for spec in inputs):
         return Usage(kind="tokens", sentence=f"token ids, since it has no tokenizer: {tensors}", example=example)
     return Usage(kind="tensors", sentence=f"tensors: {tensors}", example=example)
+
+
+def encoded_names(manifest: Manifest) -> dict[str, str]:
+    """Return the inputs that requests may give as encoded files, and the name of each in such a request.
+
+    The only one of them is called IMAGE, unless the model has an input of this name.
+    """
+    declared = list(manifest.prepare)
+    taken = any(spec.name == IMAGE for spec in manifest.signature.inputs)
+    return {name: IMAGE if len(declared) == 1 and not taken else name for name in declared}
+
+
+def _usage_of_files(manifest: Manifest) -> Usage:
+    names = encoded_names(manifest)
+    needed = needed_inputs(manifest.signature)
+    example = None
+    specs = {spec.name: spec for spec in manifest.signature.inputs}
+    fixed = all(image_plan(steps.image, specs[name]).size is not None for name, steps in manifest.prepare.items())
+    if fixed and {spec.name for spec in needed} <= names.keys():
+        tensors = [{"name": name, "datatype": BYTES, "shape": [1], "data": [_EXAMPLE_IMAGE]} for name in names.values()]
+        example = {"inputs": tensors}
+    tensors_too = _listed([f"{name} {specs[name].datatype} {list(specs[name].shape)}" for name in names])
+    return Usage(
+        kind="image",
+        input=next(iter(names.values())) if len(needed) == len(names) == 1 else None,
+        encoded=names,
+        sentence=f"encoded images, which are prepared here (input '{_listed(list(names.values()))}'), or tensors: "
+        f"{tensors_too}",
+        example=example,
+    )
 
 
 def takes_texts(manifest: Manifest) -> bool:

@@ -115,6 +115,7 @@ class Plugin:
         importers: of models of other frameworks, in the order in which they are asked
             (services/ingest/importers.Importer).
         file_kinds: that no importer takes, for refusals (services/ingest/file_kind.FileKinds).
+        upload_checks: coroutine functions of the folder of an uploaded model, which raise Failure(INVALID).
         provers: of independent rows (services/ingest/proof.Prover); the first counts.
         targets: tuples of what the plug-in compile compiles for (plugins/compile/targets/base.Target).
         commands: of the command line.
@@ -125,6 +126,7 @@ class Plugin:
         grpc: methods of a service (gateway/grpc/methods/service.GrpcService).
         credentials: how callers without a key of ours are known (gateway/http/auth.Credentials).
         gateway: builders of a part of each gateway (gateway/parts.py).
+        preparer: builders of what makes tensors of texts and encoded files (gateway/parts.py: Preparer).
         recorder: builders of what records requests (gateway/observing/observer.py).
         client_memory: builder of the memory that clients pass tensors in (gateway/tensors/output_options.py).
         metrics_page: builders of functions that return further lines of the metrics page (gateway/metrics_page.py).
@@ -144,6 +146,7 @@ class Plugin:
     formats: tuple[Format, ...] = ()
     importers: tuple[str, ...] = ()
     file_kinds: tuple[str, ...] = ()
+    upload_checks: tuple[str, ...] = ()
     provers: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     commands: tuple[Command, ...] = ()
@@ -154,6 +157,7 @@ class Plugin:
     grpc: tuple[str, ...] = ()
     credentials: tuple[str, ...] = ()
     gateway: tuple[str, ...] = ()
+    preparer: tuple[str, ...] = ()
     recorder: tuple[str, ...] = ()
     client_memory: tuple[str, ...] = ()
     metrics_page: tuple[str, ...] = ()

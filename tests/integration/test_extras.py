@@ -152,7 +152,7 @@ def test_text_without_a_tokenizer_library_names_the_extra(tmp_path: Path, wheel:
     code = (
         "from types import SimpleNamespace as S\n"
         "from millstream.services.errors import Failure\n"
-        "from millstream.gateway.texts.tokenizers import Tokenizers\n"
+        "from millstream.plugins.prepare.gateway.tokenizers import Tokenizers\n"
         "import asyncio, pathlib; pathlib.Path('tokenizer.json').touch()\n"
         "manifest = S(model='m', version=1, served='model.onnx', content_id='c')\n"
         "tokenizers = Tokenizers(S(local_path=lambda *_: pathlib.Path('.')))\n"

@@ -143,7 +143,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "import": ("plugins.convert.import_process", convert),
     "compilation": ("plugins.compile.worker.form_process", compile_one),
     "measuring": ("plugins.compile.worker.form_process", measure),
-    "tokenizer": ("services.tokenizer.process", tokenize),
+    "tokenizer": ("plugins.prepare.tokenizer_process", tokenize),
 }
 
 

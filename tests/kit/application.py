@@ -30,11 +30,10 @@ from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.observing.observer import Recorder
-from millstream.gateway.parts import GatewayParts, build_parts
+from millstream.gateway.parts import GatewayParts, PreparerParts, build_parts, build_preparers
 from millstream.gateway.scheduling.caller import caller_of
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.model_route import ModelRoute
-from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.services.access.access_keys import AccessKeys
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.allowed_hosts import AllowedHosts
@@ -175,10 +174,10 @@ class Application:
             log_levels,
         ):  # it never comes: repeated tries took most of the time of these tests
             stored._redis = async_client(no_redis, retries=0)
-        texts = Tokenizers(self.repository)
         caller = caller_of(self._find, 600, self.gate.check_model)
         made = contributions("client_memory", FunctionType)
-        parts = build_parts(
+        preparers = build_preparers(PreparerParts(self.settings, self.repository, self.receive_budget))
+        parts = preparers + build_parts(
             GatewayParts(
                 settings=self.settings,
                 name="gateway-0",
@@ -192,7 +191,6 @@ class Application:
                 scale=ScaleView(),
                 cluster_state=cluster_state,
                 caller=caller,
-                texts=texts,
                 gate=self.gate,
                 client_memory=made[0](self.settings, lambda: self.gate.enforced) if made else None,
                 recorded=(recorder := Recorder(self.settings, self.registry, "gateway-0")).parts,
@@ -215,7 +213,6 @@ class Application:
                 upload_slots=UploadSlots(cast("Catalog", self.catalog)),
                 infer=self.inbox,
                 caller=caller,
-                texts=texts,
                 load=self._load,
                 receive_budget=self.receive_budget,
                 shared_buffers=None,

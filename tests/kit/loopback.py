@@ -24,7 +24,6 @@ from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.request import Admission
 from millstream.gateway.scheduling.router import Router
-from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.v2.service import InferService, v2_codec
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
@@ -143,7 +142,6 @@ class Loopback:
             self.receive_budget,
             self.settings.request_bytes_max,
             self.settings.request_timeout_s_max,
-            Tokenizers(self.repository),
         )
 
     async def open(self) -> None:

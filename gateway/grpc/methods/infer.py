@@ -1,6 +1,6 @@
 """Bytes of a ModelInferRequest in, bytes of its ModelInferResponse out. All policy is in Caller and the lanes.
 
-envelope cached? ─> find ─> (decode ─> tokenize texts) ─> Caller.call ……… encode
+envelope cached? ─> find ─> (decode ─> prepare) ─> Caller.call ……… encode
 
 The status message of a request that does not fit gets the signature, and a request that works, as far as they are
 short: a status has no members but its message.
@@ -28,8 +28,7 @@ from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import Filled, Sample, Target, json_text, python_text, raw_element, samples
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.gateway.texts.text_plans import plans_of_texts
-from millstream.gateway.texts.tokenizers import Tokenizers
+from millstream.gateway.tensors.prepared import PreparedPlans, prepared_for
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BINARY_ONLY, BYTES
 from millstream.services.model.signature import TensorSpec
@@ -39,7 +38,7 @@ from millstream.services.process.threads import run_in_thread_if_large
 class _Codec(NamedTuple):
     decoder: GrpcDecoder
     encoder: GrpcEncoder
-    texts: GrpcDecoder | None  # of requests that have texts in place of token ids
+    prepared: GrpcDecoder | None  # of requests that give texts or encoded files
 
 
 class InferCalls:
@@ -48,12 +47,10 @@ class InferCalls:
     Args:
         caller: finds versions and runs them.
         messages: reads requests and sends replies.
-        texts: tokenizes requests with texts.
     """
 
-    def __init__(self, caller: Caller, messages: Messages, texts: Tokenizers) -> None:
+    def __init__(self, caller: Caller, messages: Messages) -> None:
         self._caller = caller
-        self._texts = texts
         self._messages = messages
         self._envelopes = Envelopes()
         self._advice: WeakKeyDictionary[InputPlans, str] = WeakKeyDictionary()
@@ -103,10 +100,11 @@ class InferCalls:
                 else:
                     call = await run_in_thread_if_large(len(body), codec.decoder.decode, request)
             except Failure as failure:
-                if codec.texts is None or plans_of_texts(route.plans, failure) is None:
+                prepared = prepared_for(route.plans, failure)
+                if codec.prepared is None or prepared is None:
                     raise
                 began = time.monotonic()
-                call = await self._tokenized(route, codec.texts, request, size_bytes)
+                call = await _prepared(prepared, codec.prepared, request, size_bytes)
                 if remaining_s is not None:
                     remaining_s = max(remaining_s - (time.monotonic() - began), 0.0)
             else:
@@ -134,12 +132,6 @@ class InferCalls:
         if route.plans is not envelope.plans:
             return None
         return route, envelope, self._codecs[route.plans].encoder
-
-    async def _tokenized(self, route: ModelRoute, decoder: GrpcDecoder, request: Any, size_bytes: int) -> GrpcCall:
-        """Return a request with texts, decoded, with token ids in their place. Raises Failure."""
-        call = await run_in_thread_if_large(size_bytes, decoder.decode, request)
-        inputs = await self._texts.inputs(route.lane.manifest, route.plans, call.inputs[0])
-        return call._replace(inputs=inputs.tensors)
 
     def _run(
         self,
@@ -183,9 +175,16 @@ class InferCalls:
         codec = self._codecs[route.plans] = _Codec(
             GrpcDecoder(route.plans, route.extensions),
             encoder,
-            None if route.plans.texts is None else GrpcDecoder(route.plans.texts, route.extensions),
+            None if route.plans.prepared is None else GrpcDecoder(route.plans.prepared, route.extensions),
         )
         return codec
+
+
+async def _prepared(plans: PreparedPlans, decoder: GrpcDecoder, request: Any, size_bytes: int) -> GrpcCall:
+    """Return a request with texts or encoded files, decoded, with tensors in their place. Raises Failure."""
+    call = await run_in_thread_if_large(size_bytes, decoder.decode, request)
+    inputs = await plans.prepare(call.inputs)
+    return call._replace(inputs=inputs.tensors)
 
 
 def find(caller: Caller, model: str, version: str) -> ModelRoute:

@@ -15,7 +15,7 @@ import numpy as np
 from millstream.gateway.tensors.input_plans import InputPlans, Inputs, join
 from millstream.gateway.tensors.nested_lists import from_lists
 from millstream.gateway.tensors.outputs import OutputTensor, as_numbers
-from millstream.gateway.texts.text_plans import Array, rows_padded_max, token_inputs
+from millstream.plugins.prepare.gateway.text_plans import Array, rows_padded_max, token_inputs
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES, FLOATS
 from millstream.services.model.signature import Signature

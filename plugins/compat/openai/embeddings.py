@@ -20,9 +20,9 @@ from millstream.gateway.tensors.examples import Body, Target
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from millstream.gateway.tensors.outputs import dump_numbers
-from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.plugins.compat.openai.embedder import Embedder, embedder, shortened
 from millstream.plugins.compat.openai.request import INPUT, EmbeddingRequest, read
+from millstream.plugins.prepare.gateway.tokenizers import Tokenizers
 from millstream.services.errors import Failure
 from millstream.services.model.usage import MASK, TYPES
 from millstream.services.process.threads import run_in_thread_if_large

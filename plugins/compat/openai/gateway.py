@@ -19,6 +19,7 @@ from millstream.gateway.http.openapi import json_body, ref, reply
 from millstream.gateway.http.shared_documents import model_list
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.plugins.compat.openai.embeddings import Embeddings
+from millstream.plugins.prepare.gateway.tokenizers import Tokenizers
 from millstream.services.access.scopes import LIST, Need, Row
 from millstream.services.errors import Code, Failure
 
@@ -133,7 +134,7 @@ _ANSWERS = reply(
 @router.post("/openai/v1/embeddings", include_in_schema=False)
 async def create_embeddings(request: Request, deps: DepsOf) -> Response:
     limits = JsonLimits(deps.settings.json_bytes_max, deps.settings.json_values_max)
-    embeddings = Embeddings(deps.caller("openai"), deps.texts, limits)
+    embeddings = Embeddings(deps.caller("openai"), deps.part(Tokenizers), limits)
     async with decompressed_body(request, deps) as body:
         text = await cancel_on_disconnect(request, embeddings.answer(body))
     return Response(text, media_type="application/json")

@@ -4,5 +4,6 @@ from millstream.services.plugin.plugin import Plugin
 
 PLUGIN = Plugin(
     name="openai",
+    needs=("prepare",),
     http=("millstream.plugins.compat.openai.gateway:ADAPTER",),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
-from millstream.gateway.texts.text_plans import check_tokens
+from millstream.plugins.prepare.gateway.text_plans import check_tokens
 from millstream.services.errors import invalid
 
 ENTRIES_MAX = 2048

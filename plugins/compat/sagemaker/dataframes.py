@@ -24,7 +24,7 @@ from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.named_columns import values_of
 from millstream.gateway.tensors.nested_lists import from_lists
 from millstream.gateway.tensors.number_list import NumberList
-from millstream.gateway.texts.text_plans import expect_no_text
+from millstream.gateway.tensors.prepared import expect_tensors
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import FLOATS
 
@@ -46,7 +46,7 @@ def read_dataframe(plans: InputPlans, document: dict[str, Any]) -> Inputs:
     columns, lines = _of_split(document[SPLIT]) if SPLIT in document else _of_records(document[RECORDS])
     if not len(columns):
         raise invalid("the DataFrame has no columns")
-    expect_no_text(plans, columns)
+    expect_tensors(plans, columns)
     known = plans.columns
     if known is not None and not all(name in plans.by_name and not known.any_of([name]) for name in columns):
         if columns != [str(at) for at in range(len(known.names))] or "0" in known.names:

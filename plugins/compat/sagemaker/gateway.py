@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
-from millstream.gateway.http.deps import Deps, DepsOf, deps_of
+from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import (
     BINARY,
@@ -31,11 +31,11 @@ from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.examples import infer_body, rows_body
 from millstream.gateway.tensors.forms import CSV, JSON_LINES, NPY
+from millstream.gateway.tensors.hugging_face import check_parameters, gives_texts, write_labels
+from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import size_of
-from millstream.gateway.texts.hugging_face import check_parameters, gives_texts, write_labels
-from millstream.gateway.texts.text_plans import are_strings, read_with_texts
-from millstream.gateway.v2.decode import parse_header_length
-from millstream.gateway.v2.options import InferCall
+from millstream.gateway.tensors.prepared import PreparedPlans, gives_media, gives_prepared, read_prepared
+from millstream.gateway.v2.decode import decode_prepared, parse_header_length
 from millstream.gateway.v2.responder import V2Encoder
 from millstream.gateway.v2.schemas import InferReply, InferRequest
 from millstream.plugins.compat.sagemaker.bodies import (
@@ -260,18 +260,17 @@ async def _reply(request: Request, caller: Caller, route: ModelRoute, body: byte
         )
     parsed: forms.ParsedBody | None = None
     document: Any = None
-    texts = False
+    prepared: PreparedPlans | None = None
     with caller.count_rejections(route, rows_body):
         if forms.media_type(content_type) in {forms.JSON, forms.JSON_LINES}:
             limits = route.plans.json_limits
             document = await run_in_thread_if_large(len(body), forms.parse_document, content_type, body, limits)
             if not is_v2(document):
-                parsed, texts = await run_in_thread_if_large(len(body), _parsed, route, document)
+                parsed, prepared = await run_in_thread_if_large(len(body), _parsed, route, document)
         else:
-            parsed = await run_in_thread_if_large(len(body), forms.reader(content_type), route.plans, body)
-        if parsed is not None and texts:
-            tokens = await deps_of(request).texts.inputs(route.lane.manifest, route.plans, parsed.inputs.tensors[0])
-            parsed = parsed._replace(inputs=tokens)
+            parsed, prepared = await run_in_thread_if_large(len(body), _read, route.plans, content_type, body)
+        if parsed is not None and prepared is not None:
+            parsed = parsed._replace(inputs=await prepared.prepare(parsed.inputs.tensors))
     if parsed is None:
         return _v2_reply(*await _infer_v2(caller, route, body, None))
     outputs = await infer_arrays(caller, route, parsed.inputs)
@@ -286,16 +285,24 @@ async def _reply(request: Request, caller: Caller, route: ModelRoute, body: byte
     return _with_type(text, form)
 
 
-def _parsed(route: ModelRoute, document: Any) -> tuple[forms.ParsedBody, bool]:
-    """Return the inputs of a JSON document, and whether they are texts. Raises Failure(INVALID)."""
+def _read(plans: InputPlans, content_type: str, body: bytes) -> tuple[forms.ParsedBody, PreparedPlans | None]:
+    """Return the inputs in a body that is no JSON, and what prepares them. Raises Failure: INVALID, ENCODING."""
+    if plans.prepared is not None and gives_media(plans, forms.media_type(content_type)):
+        return forms.ParsedBody(plans.prepared.one(body), row_form=True), plans.prepared
+    return forms.reader(content_type)(plans, body), None
+
+
+def _parsed(route: ModelRoute, document: Any) -> tuple[forms.ParsedBody, PreparedPlans | None]:
+    """Return the inputs of a JSON document, and what prepares them. Raises Failure(INVALID)."""
     check_params(document)
     if gives_texts(document):
         check_parameters(route.lane.manifest, document)
     if is_dataframe(document):
-        return read_with_texts(
+        return read_prepared(
             route.plans, lambda plans: forms.ParsedBody(read_dataframe(plans, document), row_form=True)
         )
-    return read_with_texts(route.plans, lambda plans: forms.from_json(plans, document), strings=are_strings(document))
+    given = gives_prepared(route.plans, document)
+    return read_prepared(route.plans, lambda plans: forms.from_json(plans, document), given=given)
 
 
 async def _infer_v2(
@@ -313,7 +320,7 @@ async def _infer_v2(
         Failure: of any kind.
     """
     with caller.count_rejections(route, infer_body):
-        call: InferCall = route.decoder.decode(body, header_bytes)
+        call = await decode_prepared(route.plans, route.decoder, body, header_bytes)
     inputs, options = call
     manifest = route.lane.manifest
     encoder = V2Encoder(manifest.model, manifest.version, manifest.answered, route.extensions)

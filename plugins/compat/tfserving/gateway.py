@@ -17,11 +17,11 @@ from millstream.gateway.http.shared_documents import ModelList, PredictReply, Pr
 from millstream.gateway.scheduling.caller import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import BodyWriter, rows_body
+from millstream.gateway.tensors.hugging_face import check_parameters, gives_texts
 from millstream.gateway.tensors.input_plans import InputPlans, Inputs
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
+from millstream.gateway.tensors.prepared import PreparedPlans, gives_prepared, read_prepared
 from millstream.gateway.tensors.rows_json import read_predict, write_predict
-from millstream.gateway.texts.hugging_face import check_parameters, gives_texts
-from millstream.gateway.texts.text_plans import are_strings, read_with_texts
 from millstream.plugins.compat.tfserving import documents, schemas
 from millstream.plugins.compat.tfserving.cloud_events import close_event, open_event
 from millstream.plugins.compat.tfserving.lookup import find_route, find_view, version_of_label
@@ -59,11 +59,11 @@ class Reader(NamedTuple):
 
 
 class _Parsed(NamedTuple):
-    """A body. `texts`: the inputs are texts, which are tokenized next."""
+    """A body. `prepared`: prepares the inputs, which are no tensors yet."""
 
     inputs: Inputs
     write: Writer
-    texts: bool = False
+    prepared: PreparedPlans | None = None
 
 
 _EVENT = "application/cloudevents+json"
@@ -214,8 +214,8 @@ async def _answer(model: str, version: str | None, read: Reader, request: Reques
         )
         parsed = await run_in_thread_if_large(len(data), _parsed, route, read, data)
         inputs = parsed.inputs
-        if parsed.texts:
-            inputs = await deps.texts.inputs(route.lane.manifest, route.plans, inputs.tensors[0])
+        if parsed.prepared is not None:
+            inputs = await parsed.prepared.prepare(inputs.tensors)
     outputs = await infer_arrays(deps.caller("tfserving"), route, inputs)
     text = await run_in_thread_if_large(size_of(outputs), parsed.write, outputs)
     if event is None:
@@ -228,10 +228,10 @@ def _parsed(route: ModelRoute, read: Reader, data: bytes) -> _Parsed:
     document = read_document(data, route.plans.json_limits)
     if gives_texts(document):
         check_parameters(route.lane.manifest, document)
-    parsed, texts = read_with_texts(
-        route.plans, lambda plans: read.read(route, plans, document), strings=are_strings(document)
+    parsed, prepared = read_prepared(
+        route.plans, lambda plans: read.read(route, plans, document), given=gives_prepared(route.plans, document)
     )
-    return _Parsed(*parsed, texts=texts)
+    return _Parsed(*parsed, prepared=prepared)
 
 
 _TAG = Tag("v1: TensorFlow Serving, KServe", "The REST API of TensorFlow Serving, and KServe's V1.")

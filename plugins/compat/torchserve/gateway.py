@@ -18,17 +18,16 @@ from millstream.gateway.tensors.examples import value_body
 from millstream.gateway.tensors.forms import CSV, JSON_LINES, NPY, media_type
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import size_of
-from millstream.gateway.texts.text_plans import read_with_texts
+from millstream.gateway.tensors.prepared import PreparedPlans, gives_media, read_prepared
 from millstream.plugins.compat.torchserve import routes_management, schemas
 from millstream.plugins.compat.torchserve.documents import find, plain, unknown_version
-from millstream.plugins.compat.torchserve.predictions import Prediction, begins_json, read, write
+from millstream.plugins.compat.torchserve.predictions import Prediction, begins_json, only_part, read, write
 from millstream.services.access.scopes import LIST, Need, Row
 from millstream.services.errors import Code, Failure, Subject
 from millstream.services.process.threads import run_in_thread_if_large
 
 router = APIRouter()
 
-_PLAIN = "text/plain"  # which is JSON, too, where its first character says so: not all clients name their content
 _BODY = request_body(
     {
         JSON: content({"description": "A row, rows, or an object {input: value}."}, form="rows"),
@@ -120,18 +119,19 @@ async def _predict(model: str, version: str | None, request: Request, deps: Deps
 
 async def _answer(route: ModelRoute, content_type: str, body: bytes, deps: Deps) -> Response:
     with deps.caller("torchserve").count_rejections(route, value_body):
-        (inputs, single), texts = await run_in_thread_if_large(len(body), _read, route.plans, content_type, body)
-        if texts:
-            inputs = await deps.texts.inputs(route.lane.manifest, route.plans, inputs.tensors[0])
+        (inputs, single), prepared = await run_in_thread_if_large(len(body), _read, route.plans, content_type, body)
+        if prepared is not None:
+            inputs = await prepared.prepare(inputs.tensors)
     outputs = await infer_arrays(deps.caller("torchserve"), route, inputs)
     text = await run_in_thread_if_large(size_of(outputs), write, route.plans.signature, outputs, single=single)
     return Response(text, media_type="application/json")
 
 
-def _read(plans: InputPlans, content_type: str, body: bytes) -> tuple[Prediction, bool]:
-    """Return the inputs in a body, and whether they are texts; a body of plain text is one. Raises Failure."""
-    strings = media_type(content_type) == _PLAIN and not begins_json(body)
-    return read_with_texts(plans, lambda one: read(one, content_type, body), strings=strings)
+def _read(plans: InputPlans, content_type: str, body: bytes) -> tuple[Prediction, PreparedPlans | None]:
+    """Return the inputs in a body, and what prepares them; a body of plain text is a text. Raises Failure."""
+    given = gives_media(plans, media_type(content_type)) and not begins_json(body)
+    part = only_part(content_type, body)
+    return read_prepared(plans, lambda one: read(one, content_type, body), given=given, body=part)
 
 
 _TYPES = {

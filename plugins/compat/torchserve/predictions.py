@@ -18,6 +18,7 @@ import orjson
 
 from millstream.gateway.http.multipart import MultipartReader, Sink
 from millstream.gateway.tensors import forms
+from millstream.gateway.tensors.forms import media_type
 from millstream.gateway.tensors.input_plans import CheckedInput, InputPlans, Inputs, join, raw_tensor
 from millstream.gateway.tensors.inputs import InputPlan, InputTensor
 from millstream.gateway.tensors.json_text import JsonLimits, parse
@@ -25,8 +26,8 @@ from millstream.gateway.tensors.named_columns import read_named
 from millstream.gateway.tensors.nested_lists import from_array, is_b64, lacks_rows, row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.outputs import OutputTensor, answered, rows_of, text_of
+from millstream.gateway.tensors.prepared import expect_tensors
 from millstream.gateway.tensors.rows_json import read_predict
-from millstream.gateway.texts.text_plans import expect_no_text
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES, encode_elements
 from millstream.services.model.signature import Signature
@@ -128,7 +129,7 @@ def _read_part(plan: InputPlan, part: bytes, limits: JsonLimits) -> tuple[Checke
 def _read_value(plans: InputPlans, document: Any) -> Prediction:
     if type(document) is dict and not is_b64(document):
         names = set(document)
-        expect_no_text(plans, names)
+        expect_tensors(plans, names)
         if names & {"instances", "inputs"} and names.isdisjoint(plans.by_name):
             return Prediction(read_predict(plans, document)[0], single=False)
         own = names <= plans.by_name.keys()
@@ -171,6 +172,14 @@ def write(signature: Signature, outputs: Sequence[OutputTensor], *, single: bool
 
 
 PARTS_MAX = 64
+
+
+def only_part(content_type: str, body: bytes) -> bytes:
+    """Return a body, or the one part of a form, without its form. Raises Failure(INVALID) for a form that is broken."""
+    if media_type(content_type) != _FORM:
+        return body
+    parts = parts_of(content_type, body)
+    return next(iter(parts.values())) if len(parts) == 1 else b""
 
 
 def parts_of(content_type: str, body: bytes) -> dict[str, bytes]:

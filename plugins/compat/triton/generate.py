@@ -17,7 +17,7 @@ from millstream.gateway.tensors.json_document import excerpt, expect_parameters,
 from millstream.gateway.tensors.json_text import parse_json
 from millstream.gateway.tensors.nested_lists import row_of_lists
 from millstream.gateway.tensors.outputs import OutputTensor, answered, text_of
-from millstream.gateway.texts.text_plans import expect_no_text
+from millstream.gateway.tensors.prepared import expect_tensors
 from millstream.gateway.v2.options import ID_CHARACTERS_MAX, SCALARS
 from millstream.services.errors import invalid
 from millstream.services.model.manifest import Manifest
@@ -42,7 +42,7 @@ def read(plans: InputPlans, body: bytes) -> GenerateRequest:
     parameters = expect_parameters(document.pop("parameters", None))
     named = {plan.name for plan in plans}
     found = {name: row_of_lists(plans.named(name), value) for name, value in document.items() if name in named}
-    expect_no_text(plans, document)
+    expect_tensors(plans, document)
     for name, value in document.items():
         if name not in named and type(value) not in SCALARS:
             raise invalid(f"'{excerpt(name)}' is not an input of model '{plans.model}', and a parameter is a scalar")

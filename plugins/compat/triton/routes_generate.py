@@ -15,7 +15,7 @@ from millstream.gateway.scheduling.caller import infer_arrays
 from millstream.gateway.tensors.examples import generate_body
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import size_of
-from millstream.gateway.texts.text_plans import read_with_texts
+from millstream.gateway.tensors.prepared import PreparedPlans, read_prepared
 from millstream.plugins.compat.triton.generate import GenerateRequest as ReadRequest
 from millstream.plugins.compat.triton.generate import event, read, write
 from millstream.plugins.compat.triton.schemas import GenerateReply, GenerateRequest
@@ -80,14 +80,14 @@ async def _generate(model: str, version: str | None, request: Request, deps: Dep
 async def _answer(model: str, version: str | None, body: bytes, deps: Deps) -> bytes:
     route = deps.caller("generate").find(model, version)
     with deps.caller("generate").count_rejections(route, generate_body):
-        prompt, texts = await run_in_thread_if_large(len(body), _read, route.plans, body)
+        prompt, prepared = await run_in_thread_if_large(len(body), _read, route.plans, body)
         inputs = prompt.inputs
-        if texts:
-            inputs = await deps.texts.inputs(route.lane.manifest, route.plans, inputs.tensors[0])
+        if prepared is not None:
+            inputs = await prepared.prepare(inputs.tensors)
     outputs = await infer_arrays(deps.caller("generate"), route, inputs, prompt.options)
     return await run_in_thread_if_large(size_of(outputs), write, route.lane.manifest, prompt.id, outputs)
 
 
-def _read(plans: InputPlans, body: bytes) -> tuple[ReadRequest, bool]:
-    """Return the request, and whether it gives texts. Raises Failure(INVALID)."""
-    return read_with_texts(plans, lambda one: read(one, body))
+def _read(plans: InputPlans, body: bytes) -> tuple[ReadRequest, PreparedPlans | None]:
+    """Return the request, and what prepares it. Raises Failure(INVALID)."""
+    return read_prepared(plans, lambda one: read(one, body))

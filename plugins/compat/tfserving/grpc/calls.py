@@ -19,7 +19,7 @@ from millstream.gateway.tensors.input_plans import InputPlans, Inputs, join
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.named_columns import columns_given, from_columns, plans_of_columns
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
-from millstream.gateway.texts.text_plans import read_with_texts
+from millstream.gateway.tensors.prepared import read_prepared
 from millstream.plugins.compat.tfserving import documents
 from millstream.plugins.compat.tfserving.grpc.examples import read_input, write_classes, write_values
 from millstream.plugins.compat.tfserving.grpc.schema import FILE, message
@@ -147,9 +147,9 @@ class PredictionCalls:
     async def _run(self, route: ModelRoute, read: Read, size_bytes: int, context: Any) -> list[OutputTensor]:
         caller = self._deps.caller("tfserving")
         with caller.count_rejections(route):
-            inputs, texts = await run_in_thread_if_large(size_bytes, read_with_texts, route.plans, read)
-            if texts:
-                inputs = await self._deps.texts.inputs(route.lane.manifest, route.plans, inputs.tensors[0])
+            inputs, prepared = await run_in_thread_if_large(size_bytes, read_prepared, route.plans, read)
+            if prepared is not None:
+                inputs = await prepared.prepare(inputs.tensors)
         remaining_s = context.time_remaining()
         timeout_s = None if remaining_s is None else min(route.timeout_s, remaining_s)
         return await infer_arrays(caller, route, inputs, RequestOptions(timeout_s))

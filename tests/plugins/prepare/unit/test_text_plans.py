@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import orjson
@@ -10,29 +10,31 @@ import pytest
 
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import InputTensor
-from millstream.gateway.texts.text_plans import (
+from millstream.gateway.tensors.prepared import PreparedPlans, gives_prepared, prepared_for
+from millstream.gateway.v2.decode import V2Decoder
+from millstream.gateway.v2.schemas import model_metadata, usage_parameters
+from millstream.plugins.prepare.gateway.text_plans import (
     PADDED_TOKENS_MAX,
     TEXT_BYTES_MAX,
     TEXTS_BYTES_MAX,
     TEXTS_MAX,
     TOKENS_MAX,
     TOKENS_TOTAL_MAX,
-    are_strings,
     check_bytes,
     check_tokens,
-    plans_of_texts,
     rows_padded_max,
     strings_of,
-    text_plans,
     token_inputs,
 )
-from millstream.gateway.v2.decode import V2Decoder
-from millstream.gateway.v2.schemas import model_metadata, usage_parameters
+from millstream.plugins.prepare.gateway.tokenizers import Tokenizers
 from millstream.services.errors import Failure
 from millstream.services.model.datatypes import encode_elements
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.model.usage import takes_texts
+
+if TYPE_CHECKING:
+    from millstream.services.repository.folder import FolderRepository
 
 IDS, MASK = ("input_ids", "INT64", (-1, -1)), ("attention_mask", "INT64", (-1, -1))
 
@@ -58,8 +60,12 @@ def manifest(*inputs: tuple[str, str, tuple[int, ...]], tokenizer: str | None = 
 
 def plans(of: Manifest) -> InputPlans:
     made = InputPlans(of.model, of.signature, 8)
-    made.texts = text_plans(of, 8)
+    made.prepared = text_plans(of)
     return made
+
+
+def text_plans(of: Manifest) -> PreparedPlans | None:
+    return Tokenizers(cast("FolderRepository", None)).plans(of, InputPlans(of.model, of.signature, 8))
 
 
 def raw(*texts: bytes) -> InputTensor:
@@ -82,7 +88,7 @@ def raw(*texts: bytes) -> InputTensor:
 )
 def test_versions_that_take_texts(of: Manifest, takes: bool) -> None:
     assert takes_texts(of) is takes
-    assert (text_plans(of, 8) is not None) is takes
+    assert (text_plans(of) is not None) is takes
     assert ("text_input" in usage_parameters(of).get("parameters", {})) is takes
     assert [spec["name"] for spec in model_metadata(of, [1])["inputs"]] == [spec.name for spec in of.signature.inputs]
 
@@ -92,10 +98,10 @@ def test_only_a_request_that_names_text_is_read_as_texts() -> None:
     for name, reads in (("text", True), ("text_pair", True), ("texts", False)):
         with pytest.raises(Failure) as unknown:
             with_texts.named(name)
-        assert (plans_of_texts(with_texts, unknown.value) is with_texts.texts) is reads
+        assert (prepared_for(with_texts, unknown.value) is with_texts.prepared) is reads
         assert "the one BYTES input 'text' to /v2/models/" in unknown.value.message
-        assert plans_of_texts(plans(manifest(IDS, MASK, tokenizer=None)), unknown.value) is None
-    assert plans_of_texts(with_texts, Failure(unknown.value.code, "unexpected inference input 'text'")) is None
+        assert prepared_for(plans(manifest(IDS, MASK, tokenizer=None)), unknown.value) is None
+    assert prepared_for(with_texts, Failure(unknown.value.code, "unexpected inference input 'text'")) is None
 
 
 @pytest.mark.parametrize(
@@ -112,7 +118,7 @@ def test_only_a_request_that_names_text_is_read_as_texts() -> None:
 )
 def test_requests_with_texts(inputs: list[tuple[str, str, list[int], list[Any]]], error: str) -> None:
     items = [{"name": n, "datatype": kind, "shape": shape, "data": data} for n, kind, shape, data in inputs]
-    decoder = V2Decoder(plans(manifest(IDS, MASK)), 1 << 20).texts
+    decoder = V2Decoder(plans(manifest(IDS, MASK)), 1 << 20).prepared
     assert decoder is not None
     body = orjson.dumps({"inputs": items})
     if error:
@@ -125,6 +131,9 @@ def test_requests_with_texts(inputs: list[tuple[str, str, list[int], list[Any]]]
 
 
 def test_rows_of_strings_name_no_input() -> None:
+    def are_strings(document: Any) -> bool:
+        return gives_prepared(plans(manifest(IDS, MASK)), document)
+
     assert are_strings({"instances": ["a", "b"]})
     assert are_strings({"inputs": ["a"]})
     assert are_strings({"inputs": "a"})

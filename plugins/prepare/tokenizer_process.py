@@ -1,34 +1,27 @@
 """The process that tokenizes texts with the tokenizer.json of one version, which came with an upload.
 
-python -m millstream.services.tokenizer.process PARENT
+python -m millstream.plugins.prepare.tokenizer_process PARENT
 standard input: tokenizer.json, then lists of texts ─> sandbox ─> library ─> ids (standard output)
 A normalizer may make a gigabyte of a letter, and an expression may never end: the sandbox bounds memory, the gateway
-(services/tokenizer/client.py) time. No other process imports the library for texts of callers.
-Each message has its length before it. What comes back is untrusted: a tokenizer may have taken the process over.
+(tokenizer_client.py) time. No other process imports the library for texts of callers.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import struct
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
+from millstream.plugins.prepare.confined_process import serve
 from millstream.services.ingest.report import one_line
-from millstream.services.sandbox.confine import Limits as ProcessLimits
-from millstream.services.sandbox.confine import begin, confine
 
 #: characters of an error that the library gives
 ERROR_CHARACTERS_MAX = 300
-#: bytes of one message; a tokenizer.json may be the largest
-MESSAGE_BYTES_MAX = 128 << 20
-LENGTH = struct.Struct("<I")
 _NUMBER_BYTES = 4  # of a count, and of an id
 TRIAL = b"\xc0"  # msgpack's nil: try texts of the tokenizer's own
 
@@ -140,9 +133,6 @@ def _array(content: bytes) -> list[int]:
     return found.tolist()
 
 
-#: address space: what a tokenizer.json of 64 MiB takes, and 4 MiB of text, a hundred times its size
-MEMORY_BYTES_MAX = 2 << 30
-_CPU_S_MAX = 1 << 30  # the gateway ends one that takes long
 #: what one text of a trial may become in bytes, for each byte of it, and beside that
 _GROWN_BYTES_PER_BYTE = 64
 _GROWN_BYTES = 4096
@@ -151,29 +141,22 @@ _TRIED_CHARACTERS_MAX = 64
 _NO_LIMITS = Limits(1 << 30, 1 << 30)
 
 
-def main() -> None:
-    """Answer messages until the input ends."""
-    begin(int(sys.argv[1]))
-    source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the library prints is no message
-    confine((), (), limits=ProcessLimits(MEMORY_BYTES_MAX, _CPU_S_MAX, 0))
-    content = _read(source)
-    if content is None:
-        return
-    tokenizer, error = _load(content)
-    _write(answers, pack([Encoded(error)]))
-    while tokenizer is not None and (message := _read(source)) is not None:
-        _write(answers, pack([_tried(tokenizer, content)] if message == TRIAL else _encoded(tokenizer, message)))
+class _Loading:
+    """Answers the messages of the process: first its tokenizer.json, then texts."""
 
+    def __init__(self) -> None:
+        self._content = b""
+        self._tokenizer: Any = None
 
-def _read(source: IO[bytes]) -> bytes | None:
-    head = source.read(LENGTH.size)
-    return source.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
-
-
-def _write(target: IO[bytes], content: bytes) -> None:
-    target.write(LENGTH.pack(len(content)) + content)
-    target.flush()
+    def answer(self, message: bytes) -> bytes:
+        """Return the packed answer to a message."""
+        if self._tokenizer is None:
+            self._content = message
+            self._tokenizer, error = _load(message)
+            return pack([Encoded(error)])
+        if message == TRIAL:
+            return pack([_tried(self._tokenizer, self._content)])
+        return pack(_encoded(self._tokenizer, message))
 
 
 def _load(content: bytes) -> tuple[Any, str]:
@@ -261,4 +244,4 @@ def _line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    serve(_Loading().answer)

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from millstream.services.tokenizer.process import (
+from millstream.plugins.prepare.tokenizer_process import (
     ERROR_CHARACTERS_MAX,
     Encoded,
     numbers,

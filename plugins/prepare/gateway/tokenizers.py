@@ -16,27 +16,30 @@ from contextlib import suppress
 from pathlib import PurePosixPath
 
 from millstream.gateway.access.principal import caller_name
+from millstream.gateway.parts import PreparerParts
 from millstream.gateway.tensors.input_plans import InputPlans, Inputs
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.gateway.texts.text_plans import (
+from millstream.plugins.prepare.confined_process import MEMORY_BYTES_MAX, ProcessEnded
+from millstream.plugins.prepare.gateway.text_plans import (
     ID_BYTES,
     TOKENS_MAX,
     TOKENS_TOTAL_MAX,
+    TextPlans,
     check_bytes,
     check_tokens,
     strings_of,
     token_inputs,
 )
+from millstream.plugins.prepare.tokenizer_client import FILE_BYTES_MAX, RUN_S_MAX, TokenizerProcess
+from millstream.plugins.prepare.tokenizer_process import Encoded, Limits, split_ids
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
-from millstream.services.model.usage import TEXT, TOKENIZER
+from millstream.services.model.usage import TEXT, TOKENIZER, takes_texts
 from millstream.services.model.version_files import read_inside
 from millstream.services.process.cancellation import uninterrupted
 from millstream.services.process.threads import run_in_thread_if_large
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.tokenizer.client import FILE_BYTES_MAX, RUN_S_MAX, TokenizerEnded, TokenizerProcess
-from millstream.services.tokenizer.process import MEMORY_BYTES_MAX, Encoded, Limits, split_ids
 
 log = logging.getLogger("millstream.texts")
 
@@ -163,7 +166,11 @@ class Tokenizers:
         size_bytes = ID_BYTES * len(entries) * max(map(len, entries))
         return (await run_in_thread_if_large(size_bytes, token_inputs, plans, entries))[0]
 
-    async def close(self) -> None:
+    def plans(self, manifest: Manifest, own: InputPlans) -> TextPlans | None:
+        """Return the plans of requests with texts; None if the version takes no texts. `own`: its own plans."""
+        return TextPlans(manifest, own, self) if takes_texts(manifest) else None
+
+    async def stop(self) -> None:
         """End all processes."""
         while self._versions:
             await self._versions.popitem()[1].close()
@@ -209,10 +216,10 @@ class Tokenizers:
             await version.end()
         if version.process is None:
             what = f"the {TOKENIZER} of model '{manifest.model}'"
-            version.process = await TokenizerProcess.start(await asyncio.to_thread(self._content, manifest), what)
+            version.process = await TokenizerProcess.of(await asyncio.to_thread(self._content, manifest), what)
         try:
             answers = await version.process.encode([request.texts for request in message], _LIMITS)
-        except TokenizerEnded as ended:
+        except ProcessEnded as ended:
             log.warning("the tokenizer of model %r was ended: %s", manifest.model, ended)
             await version.end()
             version.ends += 1
@@ -242,6 +249,11 @@ class Tokenizers:
             f"model '{excerpt(manifest.model)}' has no tokenizer: send token ids, or upload the model in a zip or tar "
             f"with its {TOKENIZER}"
         )
+
+
+def build(parts: PreparerParts) -> Tokenizers:
+    """Return the preparer of texts."""
+    return Tokenizers(parts.repository)
 
 
 def _next_message(waiting: deque[_Request]) -> list[_Request]:

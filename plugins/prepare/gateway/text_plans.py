@@ -2,30 +2,29 @@
 
 bytes of the texts ─> tokenizer ─> tokens of each text, and of all ─> padded to the longest: the inputs of the version
 
-Every protocol reads a request with the version's own plans first. A request that these refuse since it names `text` is
-read again with the plans of texts, if the version has a tokenizer; then its texts are tokenized (tokenizers).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millstream.gateway.tensors.input_plans import InputPlans, Inputs, UnknownInput, join
+from millstream.gateway.tensors.hugging_face import gives_texts
+from millstream.gateway.tensors.input_plans import InputPlans, Inputs, join
 from millstream.gateway.tensors.inputs import InputPlan, InputTensor
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from millstream.gateway.tensors.nested_lists import from_array
-from millstream.gateway.texts.hugging_face import gives_texts
-from millstream.services.errors import Failure, invalid
+from millstream.gateway.tensors.prepared import PreparedPlans
+from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BYTES, decode_elements
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.model.usage import IDS, MASK, TEXT, TYPES, takes_texts
+from millstream.services.model.usage import IDS, MASK, TEXT, TYPES
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from millstream.plugins.prepare.gateway.tokenizers import Tokenizers
 
 TEXT_PAIR = "text_pair"
 TEXT_SPEC = TensorSpec(name=TEXT, datatype=BYTES, shape=(-1,))
@@ -44,8 +43,37 @@ ID_BYTES = 8
 Array = np.ndarray[Any, Any]
 
 
-class TextPlans(InputPlans):
-    """The plans of requests with texts: the one input TEXT, and the outputs of the version."""
+class TextPlans(PreparedPlans):
+    """The plans of requests with texts: the one input TEXT, and the outputs of the version.
+
+    Args:
+        manifest: of a version that takes texts.
+        own: the version's own plans.
+        tokenizers: make token ids of texts.
+    """
+
+    names = frozenset({TEXT, TEXT_PAIR})
+    media = frozenset({"text/plain"})
+
+    def __init__(self, manifest: Manifest, own: InputPlans, tokenizers: Tokenizers) -> None:
+        outputs, batching = manifest.answered.outputs, manifest.signature.batching
+        signature = Signature(inputs=(TEXT_SPEC,), outputs=outputs, batching=batching)
+        super().__init__(manifest.model, signature, own.rows_max, own.json_limits)
+        self._manifest, self._own, self._tokenizers = manifest, own, tokenizers
+        self.hint = (
+            ': it takes token ids; texts go as {"instances": ["a text"]} in JSON to /invocations or '
+            f"/v1/models/{self.model}:predict, or as the one BYTES input 'text' to /v2/models/{self.model}/infer"
+        )
+
+    def gives(self, document: object) -> bool:
+        """Return whether the rows, or the one column, of a JSON document are strings, which name no input."""
+        if gives_texts(document):
+            return True
+        values = document.get("instances") if isinstance(document, dict) else document
+        return type(values) is list and set(map(type, values)) == {str}
+
+    async def prepare(self, inputs: Sequence[InputTensor]) -> Inputs:
+        return await self._tokenizers.inputs(self._manifest, self._own, inputs[0])
 
     def named(self, name: str) -> InputPlan:
         plan = self.by_name.get(name)
@@ -57,57 +85,6 @@ class TextPlans(InputPlans):
             )
             raise invalid(f"'{TEXT}' is the only input of a request with texts for model '{self.model}': {why}")
         return plan
-
-
-def text_plans(manifest: Manifest, rows_max: int, limits: JsonLimits = DEFAULT_LIMITS) -> TextPlans | None:
-    """Return the plans of requests with texts; None if the version takes no texts. Arguments as of InputPlans."""
-    if not takes_texts(manifest):
-        return None
-    signature = Signature(inputs=(TEXT_SPEC,), outputs=manifest.answered.outputs, batching=manifest.signature.batching)
-    return TextPlans(manifest.model, signature, rows_max, limits)
-
-
-def read_with_texts(plans: InputPlans, read: Callable[[InputPlans], T], *, strings: bool = False) -> tuple[T, bool]:
-    """Return what `read` returns, and whether it read texts. Raises Failure, of the plans that fit the request.
-
-    Args:
-        plans: the version's own plans.
-        read: reads the request with plans.
-        strings: whether the request gives strings without the name of an input: texts, if the version takes them.
-    """
-    if strings and plans.texts is not None and all(plan.datatype != BYTES for plan in plans):
-        return read(plans.texts), True
-    try:
-        return read(plans), False
-    except Failure as failure:
-        texts = plans_of_texts(plans, failure)
-        if texts is None:
-            raise
-    return read(texts), True
-
-
-def expect_no_text(plans: InputPlans, names: Collection[str]) -> None:
-    """Raise UnknownInput if a request names texts that the version takes: it is read again with the plans of texts.
-
-    For readers that take a name which is no input's for something else.
-    """
-    for name in (TEXT, TEXT_PAIR):
-        if name in names and plans.texts is not None:
-            plans.named(name)
-
-
-def are_strings(document: object) -> bool:
-    """Return whether the rows, or the one column, of a JSON document are strings, which name no input."""
-    if gives_texts(document):
-        return True
-    values = document.get("instances") if isinstance(document, dict) else document
-    return type(values) is list and set(map(type, values)) == {str}
-
-
-def plans_of_texts(plans: InputPlans, failure: Failure) -> InputPlans | None:
-    """Return the plans for a second reading of a request that `plans` refused; None if it does not give texts."""
-    names_text = isinstance(failure, UnknownInput) and failure.name in {TEXT, TEXT_PAIR}
-    return plans.texts if names_text else None
 
 
 def token_inputs(plans: InputPlans, entries: Sequence[Sequence[int]]) -> tuple[Inputs, Array]:

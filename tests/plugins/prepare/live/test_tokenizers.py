@@ -16,11 +16,11 @@ from typing import Any, cast
 import pytest
 
 from millstream.gateway.access.principal import CALLER, Principal
-from millstream.gateway.texts.tokenizers import ENDS_MAX, PROCESSES_MAX, Tokenizers
+from millstream.plugins.prepare.gateway.tokenizers import ENDS_MAX, PROCESSES_MAX, Tokenizers
+from millstream.plugins.prepare.tokenizer_process import Encoded
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.tokenizer.process import Encoded
 from tests.kit import models
 from tests.kit.stack import Stack, assert_quiet, children
 from tests.kit.wait import wait_until
@@ -125,7 +125,7 @@ def test_a_text_that_explodes_is_an_error_beside_good_traffic(stack: Stack, mode
 @pytest.fixture
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """End what takes long after a second: of this process, not of the stack's gateways."""
-    monkeypatch.setattr("millstream.services.tokenizer.client.RUN_S_MAX", 1.0)
+    monkeypatch.setattr("millstream.plugins.prepare.tokenizer_client.RUN_S_MAX", 1.0)
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def run(tmp_path: Path, use: Callable[[Tokenizers], Awaitable[None]], **options:
         try:
             await use(tokenizers)
         finally:
-            await tokenizers.close()
+            await tokenizers.stop()
 
     asyncio.run(main())
 
@@ -266,7 +266,7 @@ def test_a_process_that_answers_nonsense_is_not_believed(
         for counts, ids in ((b"\x05\0\0\0", b"\x01\0\0\0"), (b"", b""), (b"\1", b"\1")):
             answer = [Encoded(counts=counts, ids=ids)]
             monkeypatch.setattr(
-                "millstream.services.tokenizer.client.read_answers", lambda _, __, answer=answer: answer
+                "millstream.plugins.prepare.tokenizer_client.read_answers", lambda _, __, answer=answer: answer
             )
             version = await tokenizers._of(good)
             await version.end()
@@ -313,7 +313,7 @@ def test_a_request_that_waits_when_they_are_closed_gets_an_answer(tmp_path: Path
         left = asyncio.create_task(failure(tokenizers.encode(good, ["mill"])))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        await tokenizers.close()
+        await tokenizers.stop()
         assert (await left).code is Code.UNAVAILABLE
 
     run(tmp_path, use)

@@ -1,0 +1,1 @@
+"""Makes tensors of what requests give in another form."""

@@ -1,0 +1,1 @@
+"""What reads requests that give texts or encoded files."""
