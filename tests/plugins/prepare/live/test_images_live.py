@@ -20,7 +20,8 @@ from tritonclient.utils import InferenceServerException
 
 from millstream import Client
 from tests.kit import models
-from tests.kit.stack import Stack
+from tests.kit.command_line import ROOT, Millstream
+from tests.kit.stack import Stack, token_of
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 STEPS = {"pixel_values": {"image": {"resize": 256, "crop": 224, "mean": MEAN, "std": STD}}}
@@ -169,6 +170,22 @@ def test_the_python_client(stack: Stack, expected: Any, tmp_path: Path) -> None:
         for inputs in (file, str(file), JPEG, {"image": file}, {"pixel_values": file}):
             close(client.predict("im-means", inputs)["means"], expected[0])
         close(client.predict("im-means", [file, photo(2, (256, 300))])["means"], expected)
+
+
+def test_the_example_of_the_page(stack: Stack, model: Path, expected: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    page = (ROOT / "docs" / "text-image-audio.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    code = code.replace('"http://127.0.0.1:8000"', f'"{stack.url}", key="{token_of(stack.home)}"')
+    (tmp_path / "classifier.onnx").write_bytes(model.read_bytes())
+    (tmp_path / "cat.jpg").write_bytes(JPEG)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    try:
+        exec(code, names)
+        close(names["answer"]["means"], expected[0])
+    finally:
+        names["client"].close()
+    assert "means" in Millstream(stack.home).ok("predict", "photos", tmp_path / "cat.jpg")
 
 
 def giant() -> bytes:

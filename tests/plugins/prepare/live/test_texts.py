@@ -233,7 +233,6 @@ OTHERS: list[tuple[str, Any]] = [
     ("/endpoints/tx-words/invocations", {"instances": TEXTS}),
     ("/endpoints/tx-words/invocations", {"inputs": {"text": TEXTS}}),
     ("/endpoints/tx-words/invocations", TEXTS),
-    ("/endpoints/tx-words/invocations", v2(TEXTS)),
     ("/endpoints/tx-words/invocations", {"dataframe_split": FRAME}),
     ("/endpoints/tx-words/invocations", {"dataframe_records": ROWS}),
     ("/models/tx-words/invoke", {"instances": ROWS}),
@@ -255,6 +254,11 @@ def test_texts_in_the_forms_of_other_protocols(stack: Stack, path: str, body: An
     reply = stack.http.post(path, json=body)
     assert reply.status_code == 200, reply.text
     np.testing.assert_allclose(np.ravel(numbers(reply.json())), np.ravel(wanted["data"]), rtol=1e-5)
+
+
+def test_v2_on_the_routes_of_sagemaker(stack: Stack, expected: Any) -> None:
+    reply = stack.http.post("/endpoints/tx-words/invocations", json=v2(TEXTS))
+    np.testing.assert_allclose(reply.json()["outputs"][0]["data"], expected.ravel(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_body_of_plain_text_is_one_text(stack: Stack) -> None:
