@@ -61,9 +61,9 @@ export async function get<T>(path: string, abort?: AbortSignal): Promise<T> {
 }
 
 /** Sends a change with a JSON body; undefined: without one. Returns the reply's document, or null if it has none. */
-export async function send<T>(method: "POST" | "PUT" | "PATCH" | "DELETE", path: string, body?: unknown): Promise<T> {
+export async function send<T>(method: "POST" | "PUT" | "PATCH" | "DELETE", path: string, body?: unknown, abort?: AbortSignal): Promise<T> {
   const json = body === undefined ? {} : { body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
-  const text = await (await request(path, { method, ...json })).text();
+  const text = await (await request(path, { method, signal: abort ?? null, ...json })).text();
   return (text ? JSON.parse(text) : null) as T;
 }
 

@@ -16,6 +16,8 @@ import { UploadPage } from "./pages/upload";
 import { WorkersPage } from "./pages/workers";
 import { link, place } from "./router";
 import { Button, Empty, ErrorLine } from "./ui";
+import { percent } from "./units";
+import { isBusy, run } from "./upload_run";
 
 interface Page {
   name: string;
@@ -70,8 +72,13 @@ export function App() {
   if (error) return <main><ErrorLine error={error} again={start} /></main>;
   if (!who) return null;
   const pages = PAGES.filter((page) => page.allowed(who.can));
-  if (!pages.length || (signedOutBecause.value && !who.signed_in)) return <SignInPage />;
+  if (!pages.length || (signedOutBecause.value && !who.signed_in)) return <main><SignInPage /></main>;
   return <Shell pages={pages} who={who} />;
+}
+
+/** How much of an upload that goes on beside this page was sent. */
+function uploaded(): string {
+  return run.value?.stage === "sending" ? percent(Math.floor((100 * run.value.sent) / (run.value.total || 1)) / 100) : "is checked";
 }
 
 function Shell(props: { pages: Page[]; who: Session }) {
@@ -81,7 +88,9 @@ function Shell(props: { pages: Page[]; who: Session }) {
   useEffect(() => {
     document.title = `${title} · Millstream`;
   }, [title]);
-  const Content = name === "models" && more[0] ? ModelPage : name === "sign-in" ? SignInPage : open?.page;
+  const wanted = name === "models" && more[0] ? ModelPage : name === "sign-in" ? SignInPage : open?.page;
+  // Who has not signed in and follows a link to a page of others may do so now, and is there then.
+  const Content = wanted ?? (props.who.signed_in ? undefined : SignInPage);
   return (
     <div class="shell">
       <a class="skip" href="#content" onClick={(event) => (event.preventDefault(), document.getElementById("content")?.focus())}>
@@ -92,7 +101,7 @@ function Shell(props: { pages: Page[]; who: Session }) {
         <nav aria-label="pages">
           {props.pages.map((page) => (
             <a key={page.name} href={link([page.name].filter(Boolean))} aria-current={page === open ? "page" : undefined}>
-              {page.title}
+              {page.title}{page.name === "upload" && isBusy() && ` ${uploaded()}`}
             </a>
           ))}
         </nav>
@@ -111,6 +120,11 @@ function Shell(props: { pages: Page[]; who: Session }) {
       <main id="content" tabIndex={-1}>
         {connection.value === "lost" && (
           <p class="note" role="status">The server does not answer. What you see is from before; the page tries again.</p>
+        )}
+        {Content && !props.who.signed_in && !props.who.keys_required && name !== "sign-in" && (
+          <p class="note">
+            There is no key yet, so anybody may call the models here. Traffic, workers and changes are for who runs the server: <a href="#/sign-in">sign in</a>.
+          </p>
         )}
         {Content ? <Content key={place.value.parts.join("/")} /> : <Empty>There is no such page, or your key may not open it.</Empty>}
       </main>

@@ -1,7 +1,8 @@
 // An answer as people read it: labels, best values, tables; and the JSON, cut where it is long.
 import { useEffect, useState } from "preact/hooks";
 import type { Metadata } from "../documents";
-import { Bar, Table, Tabs } from "../ui";
+import { Table } from "../table";
+import { Bar, Empty, Tabs } from "../ui";
 import { bytes, seconds } from "../units";
 import type { Answer, Output } from "./call";
 import { elements, type Value } from "./example";
@@ -84,7 +85,7 @@ function Readable({ outputs }: { outputs: Output[] }) {
           {one.classes ? <Classes output={one} /> : <Values output={one} />}
         </section>
       ))}
-      {!outputs.length && <p class="empty">The answer has no outputs.</p>}
+      {!outputs.length && <Empty>The answer has no outputs.</Empty>}
     </>
   );
 }

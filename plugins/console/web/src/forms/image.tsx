@@ -1,12 +1,16 @@
 // An image, dropped, pasted or chosen, as the tensor that the model declares.
 import { useEffect, useState } from "preact/hooks";
 import type { ImageInput } from "../documents";
-import { Button, Drop, ErrorLine, useKept } from "../ui";
+import { Drop, Field } from "../fields";
+import { useKept } from "../loaded";
+import { ErrorLine } from "../ui";
+import { AskForm } from "./ask_form";
 import type { TensorValue } from "./call";
 import type { FormProps } from "./kinds";
 
 const SIDE_MAX = 1024;
-const SCALES: Record<string, string> = { unit: "0 to 1", bytes: "0 to 255", signed: "-1 to 1", imagenet: "ImageNet's mean and deviation" };
+const SCALES = [["unit", "0 to 1"], ["bytes", "0 to 255"], ["signed", "-1 to 1"], ["imagenet", "ImageNet's mean and deviation"]] as const;
+const FITS = [["cut", "is cut to its middle"], ["stretch", "is stretched"]] as const;
 const MEAN = [0.485, 0.456, 0.406];
 const DEVIATION = [0.229, 0.224, 0.225];
 
@@ -100,38 +104,16 @@ export function ImageForm({ metadata, kept, busy, send }: FormProps) {
     return () => removeEventListener("paste", paste);
   }, [kept]);
   if (!spec) return null;
-  const submit = async (event: Event) => {
-    event.preventDefault();
-    setError(null);
-    try {
-      send({ inputs: [tensorOf(pixels(await loaded(address), spec, fit), spec, name, datatype, scale)] });
-    } catch (failure) {
-      setError(failure);
-    }
-  };
+  const ask = async () => ({ inputs: [tensorOf(pixels(await loaded(address), spec, fit), spec, name, datatype, scale)] });
   return (
-    <form onSubmit={(event) => void submit(event)}>
+    <AskForm ask={ask} send={send} disabled={busy || !address}>
       <Drop label="Image file" accept="image/*" onFile={(file) => void take(file)}>Drop an image here, paste one, or choose a file.</Drop>
+      <ErrorLine error={error} />
       {address && <p><img class="picture" src={address} alt="what will be sent" /></p>}
       {spec.width > 0 && spec.height > 0 && (
-        <>
-          <label for="fit">An image of another shape than {spec.width} × {spec.height}</label>
-          <select id="fit" value={fit} onChange={(event) => setFit(event.currentTarget.value)}>
-            <option value="cut">is cut to its middle</option>
-            <option value="stretch">is stretched</option>
-          </select>
-        </>
+        <Field title={`An image of another shape than ${spec.width} × ${spec.height}`} value={fit} options={FITS} onText={setFit} />
       )}
-      {datatype !== "UINT8" && (
-        <>
-          <label for="scale">Values that the model was trained with</label>
-          <select id="scale" value={scale} onChange={(event) => setScale(event.currentTarget.value)}>
-            {Object.entries(SCALES).map(([value, title]) => <option key={value} value={value}>{title}</option>)}
-          </select>
-        </>
-      )}
-      <ErrorLine error={error} />
-      <div class="actions"><Button type="submit" kind="main" disabled={busy || !address}>Send</Button></div>
-    </form>
+      {datatype !== "UINT8" && <Field title="Values that the model was trained with" value={scale} options={SCALES} onText={setScale} />}
+    </AskForm>
   );
 }

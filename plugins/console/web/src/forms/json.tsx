@@ -1,5 +1,7 @@
-import { useState } from "preact/hooks";
-import { Button, ErrorLine, useKept } from "../ui";
+import { Field } from "../fields";
+import { useKept } from "../loaded";
+import { textOf } from "../ui";
+import { AskForm } from "./ask_form";
 import { elements, exampleOf } from "./example";
 import type { FormProps } from "./kinds";
 
@@ -8,23 +10,17 @@ export function JsonForm({ metadata, kept, busy, send }: FormProps) {
   // An input that is too large to be written out has no data: then there is nothing to begin with.
   const whole = example.inputs.every((one) => one.data.length === elements(one.shape));
   const [text, setText] = useKept(kept, whole ? JSON.stringify(example, null, 1).replace(/\n\s+(?=[^\n{}]*[\],\n])(?!")/g, " ") : "");
-  const [error, setError] = useState<unknown>(null);
-  const submit = (event: Event) => {
-    event.preventDefault();
-    setError(null);
+  const ask = () => {
     try {
       JSON.parse(text);
     } catch (failure) {
-      return setError(new Error(`This is no JSON: ${failure instanceof Error ? failure.message : ""}`));
+      throw new Error(`This is no JSON: ${textOf(failure)}`);
     }
-    send({ text });
+    return { text };
   };
   return (
-    <form onSubmit={submit}>
-      <label for="json">Request of the Open Inference Protocol (v2)</label>
-      <textarea id="json" rows={14} spellcheck={false} value={text} onInput={(event) => setText(event.currentTarget.value)} />
-      <ErrorLine error={error} />
-      <div class="actions"><Button type="submit" kind="main" disabled={busy || !text.trim()}>Send</Button></div>
-    </form>
+    <AskForm ask={ask} send={send} disabled={busy || !text.trim()}>
+      <Field title="Request of the Open Inference Protocol (v2)" lines={14} value={text} onText={setText} />
+    </AskForm>
   );
 }

@@ -1,11 +1,13 @@
 // Tensors: a shape and values for each input, written or filled.
-import { useState } from "preact/hooks";
-import type { Metadata, Tensor } from "../documents";
-import { shapeText } from "../documents";
-import { Button, ErrorLine, useKept } from "../ui";
+import { shapeText, type Metadata, type Tensor } from "../documents";
+import { Field as Input } from "../fields";
+import { useDraft } from "../loaded";
+import { AskForm } from "./ask_form";
 import type { TensorValue } from "./call";
 import { elements, exampleOf, values, type Value } from "./example";
 import type { FormProps } from "./kinds";
+
+const FILLS = [["written", "as written"], ["random", "random"], ["0", "all 0"], ["1", "all 1"]] as const;
 
 interface Field {
   /** Whether the values are written, or made: zeros, ones, random. */
@@ -60,64 +62,29 @@ function tensorOf(spec: Tensor, field: Field, seed: number): TensorValue {
 }
 
 export function NumbersForm({ metadata, kept, busy, send }: FormProps) {
-  const [text, keep] = useKept(kept);
-  const [error, setError] = useState<unknown>(null);
-  const fields = text ? (JSON.parse(text) as Record<string, Field>) : firstOf(metadata);
+  const [fields, keep, forget, changed] = useDraft(kept, firstOf(metadata));
   // An input without a field may be left out.
-  const set = (name: string, change: Partial<Field>) => {
-    const before = fields[name] ?? { fill: "random", shape: "1", text: "" };
-    keep(JSON.stringify({ ...fields, [name]: { ...before, ...change } }));
-  };
-  const submit = (event: Event) => {
-    event.preventDefault();
-    setError(null);
-    try {
-      const used = metadata.inputs.filter((spec) => fields[spec.name] && fields[spec.name]?.fill !== "none");
-      send({ inputs: used.map((spec, at) => tensorOf(spec, fields[spec.name] as Field, at + 1)) });
-    } catch (failure) {
-      setError(failure);
-    }
+  const set = (name: string, change: Partial<Field>) => keep({ [name]: { fill: "random", shape: "1", text: "", ...fields[name], ...change } });
+  const ask = () => {
+    const used = metadata.inputs.filter((spec) => fields[spec.name] && fields[spec.name]?.fill !== "none");
+    return { inputs: used.map((spec, at) => tensorOf(spec, fields[spec.name] as Field, at + 1)) };
   };
   return (
-    <form onSubmit={submit}>
-      {metadata.inputs.map((spec, at) => {
+    <AskForm ask={ask} send={send} disabled={busy} reset={changed && forget}>
+      {metadata.inputs.map((spec) => {
         const field = fields[spec.name] ?? { fill: "none", shape: "", text: "" };
         return (
           <fieldset key={spec.name}>
             <legend>{spec.name}</legend>
             <p class="hint">{spec.datatype} {shapeText(spec.shape)}</p>
             <div class="filters">
-              <label class="line">
-                Values
-                <select value={field.fill} onChange={(event) => set(spec.name, { fill: event.currentTarget.value })}>
-                  {spec.optional && <option value="none">left out</option>}
-                  <option value="written">as written</option>
-                  <option value="random">random</option>
-                  <option value="0">all 0</option>
-                  <option value="1">all 1</option>
-                </select>
-              </label>
-              {field.fill !== "none" && (
-                <label class="line">
-                  Shape
-                  <input value={field.shape} size={16} inputMode="numeric" onInput={(event) => set(spec.name, { shape: event.currentTarget.value })} />
-                </label>
-              )}
+              <Input title="Values" value={field.fill} options={spec.optional ? [["none", "left out"], ...FILLS] : FILLS} onText={(fill) => set(spec.name, { fill })} />
+              {field.fill !== "none" && <Input title="Shape" value={field.shape} size={16} inputMode="numeric" onText={(shape) => set(spec.name, { shape })} />}
             </div>
-            {field.fill === "written" && (
-              <>
-                <label for={`values-${at}`}>Values as JSON, flat or nested</label>
-                <textarea id={`values-${at}`} spellcheck={false} value={field.text} onInput={(event) => set(spec.name, { text: event.currentTarget.value })} />
-              </>
-            )}
+            {field.fill === "written" && <Input title="Values as JSON, flat or nested" lines={5} value={field.text} onText={(text) => set(spec.name, { text })} />}
           </fieldset>
         );
       })}
-      <ErrorLine error={error} />
-      <div class="actions">
-        <Button type="submit" kind="main" disabled={busy}>Send</Button>
-        {text && <Button onClick={() => keep("")}>Back to the example</Button>}
-      </div>
-    </form>
+    </AskForm>
   );
 }

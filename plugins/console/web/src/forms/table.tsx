@@ -1,7 +1,10 @@
 // A table from CSV: a column for each of the model's.
 import { useState } from "preact/hooks";
 import type { Metadata } from "../documents";
-import { Button, Drop, ErrorLine, textOf, useKept } from "../ui";
+import { Drop, Field } from "../fields";
+import { useKept } from "../loaded";
+import { ErrorLine, textOf } from "../ui";
+import { AskForm } from "./ask_form";
 import type { TensorValue } from "./call";
 import type { Value } from "./example";
 import type { FormProps } from "./kinds";
@@ -98,25 +101,11 @@ export function TableForm({ metadata, kept, busy, send }: FormProps) {
       setError(new Error(`${file.name} cannot be read: ${textOf(failure)}`));
     }
   };
-  const submit = (event: Event) => {
-    event.preventDefault();
-    setError(null);
-    try {
-      send({ inputs: tensorsOf(metadata, text) });
-    } catch (failure) {
-      setError(failure);
-    }
-  };
   return (
-    <form onSubmit={submit}>
+    <AskForm ask={() => ({ inputs: tensorsOf(metadata, text) })} send={send} disabled={busy || !text.trim()} reset={() => setText(exampleCsv(metadata))}>
       <Drop label="CSV file" accept=".csv,.tsv,text/csv,text/plain" onFile={(file) => void read(file)}>Drop a CSV file here, or choose one, or write below.</Drop>
-      <label for="csv">Rows, with the names of the columns in the first one</label>
-      <textarea id="csv" spellcheck={false} rows={10} value={text} onInput={(event) => setText(event.currentTarget.value)} />
       <ErrorLine error={error} />
-      <div class="actions">
-        <Button type="submit" kind="main" disabled={busy || !text.trim()}>Send</Button>
-        <Button onClick={() => setText(exampleCsv(metadata))}>Back to the example</Button>
-      </div>
-    </form>
+      <Field title="Rows, with the names of the columns in the first one" lines={10} value={text} onText={setText} />
+    </AskForm>
   );
 }

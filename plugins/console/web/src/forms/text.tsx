@@ -1,4 +1,6 @@
-import { Button, useKept } from "../ui";
+import { Check, Field } from "../fields";
+import { useKept } from "../loaded";
+import { AskForm } from "./ask_form";
 import type { FormProps } from "./kinds";
 
 export function TextForm({ metadata, kept, busy, send }: FormProps) {
@@ -7,20 +9,14 @@ export function TextForm({ metadata, kept, busy, send }: FormProps) {
   const [lines, setLines] = useKept(`${kept} lines`);
   const name = usage?.input ?? metadata.inputs[0]?.name ?? "text";
   const column = metadata.inputs.find((spec) => spec.name === name)?.shape.length === 2;
-  const submit = (event: Event) => {
-    event.preventDefault();
+  const ask = () => {
     const data = lines ? text.split("\n").filter((line) => line.trim()) : [text];
-    send({ inputs: [{ name, datatype: "BYTES", shape: column ? [data.length, 1] : [data.length], data }] });
+    return { inputs: [{ name, datatype: "BYTES", shape: column ? [data.length, 1] : [data.length], data }] };
   };
   return (
-    <form onSubmit={submit}>
-      <label for="text">Text</label>
-      <textarea id="text" value={text} onInput={(event) => setText(event.currentTarget.value)} />
-      <label class="line">
-        <input type="checkbox" checked={!!lines} onChange={(event) => setLines(event.currentTarget.checked ? "1" : "")} />
-        Each line is a text of its own
-      </label>
-      <div class="actions"><Button type="submit" kind="main" disabled={busy || !text.trim()}>Send</Button></div>
-    </form>
+    <AskForm ask={ask} send={send} disabled={busy || !text.trim()}>
+      <Field title="Text" lines={6} value={text} onText={setText} />
+      <Check title="Each line is a text of its own" checked={!!lines} onCheck={(checked) => setLines(checked ? "1" : "")} />
+    </AskForm>
   );
 }

@@ -2,7 +2,9 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { get } from "../api";
 import { tensorText, type Metadata } from "../documents";
-import { Button, Card, ErrorLine, Tabs, useKept, useLoaded } from "../ui";
+import { Check } from "../fields";
+import { useKept, useLoaded } from "../loaded";
+import { Button, Card, Empty, ErrorLine, Pending, Tabs } from "../ui";
 import { AnswerView } from "./answer";
 import { call, scored, type Answer, type Ask } from "./call";
 import { KINDS } from "./kinds";
@@ -10,9 +12,8 @@ import { KINDS } from "./kinds";
 const CLASSES = 5;
 
 export function TryIt(props: { model: string }) {
-  const { value, error, reload } = useLoaded((abort) => get<Metadata>(`call/v2/models/${encodeURIComponent(props.model)}`, abort), [props.model]);
-  if (!value) return <ErrorLine error={error} again={reload} />;
-  return <Trial metadata={value} />;
+  const loaded = useLoaded((abort) => get<Metadata>(`call/v2/models/${encodeURIComponent(props.model)}`, abort), [props.model]);
+  return loaded.value ? <Trial metadata={loaded.value} /> : <Pending of={loaded} />;
 }
 
 function Trial({ metadata }: { metadata: Metadata }) {
@@ -46,10 +47,7 @@ function Trial({ metadata }: { metadata: Metadata }) {
         <p class="hint">It takes {metadata.parameters?.usage?.sentence ?? metadata.inputs.map(tensorText).join("; ")}.</p>
         {kinds.length > 1 && <Tabs names={kinds.map((one) => [one.name, one.title])} active={kind.name} onPick={pick} />}
         {scored(metadata) && kind.name !== "json" && (
-          <label class="line">
-            <input type="checkbox" checked={!!classes} onChange={(event) => setClasses(event.currentTarget.checked ? "1" : "")} />
-            Answer the {CLASSES} best classes, with their names where the model has some
-          </label>
+          <Check title={`Answer the ${CLASSES} best classes, with their names where the model has some`} checked={!!classes} onCheck={(checked) => setClasses(checked ? "1" : "")} />
         )}
         <kind.Form key={kind.name} metadata={metadata} kept={`${kept} ${kind.name}`} busy={busy} send={send} />
         {busy && <div class="actions"><Button onClick={() => running.current?.abort()}>Stop waiting</Button></div>}
@@ -57,7 +55,7 @@ function Trial({ metadata }: { metadata: Metadata }) {
       <Card title="Answer">
         <div aria-live="polite">
           <ErrorLine error={error} />
-          {busy ? <p class="empty">The model works…</p> : answer && !error ? <View metadata={metadata} answer={answer} /> : !error && <p class="empty">Nothing was sent yet.</p>}
+          {busy ? <Empty>The model works…</Empty> : answer && !error ? <View metadata={metadata} answer={answer} /> : !error && <Empty>Nothing was sent yet.</Empty>}
         </div>
       </Card>
     </div>

@@ -1,7 +1,10 @@
 // What was changed through the admin API, by whom: the newest first, a page at a time.
 import { admin, get } from "../api";
+import { Field } from "../fields";
+import { useLoaded } from "../loaded";
 import { link, place, setQuery } from "../router";
-import { Badge, Button, Card, ErrorLine, Table, useLoaded, type Column } from "../ui";
+import { Table, type Column } from "../table";
+import { Badge, Button, Card, Head, Pending } from "../ui";
 import { ago, when } from "../units";
 
 interface Entry {
@@ -71,27 +74,24 @@ export function AuditPage() {
   const until = before || instantOf(chosen.until);
   if (since) asked.set("since", since);
   if (until) asked.set("until", until);
-  const { value, error, reload } = useLoaded((abort) => get<{ entries: Entry[] }>(`${admin("audit")}?${asked}`, abort), [asked.toString()]);
-  const newest = value && [...value.entries].reverse();
+  const loaded = useLoaded((abort) => get<{ entries: Entry[] }>(`${admin("audit")}?${asked}`, abort), [asked.toString()]);
+  const newest = loaded.value && [...loaded.value.entries].reverse();
   const rows = newest?.slice(0, PAGE) ?? [];
   const oldest = rows.at(-1);
   const filter = (name: string, text: string) => setQuery({ ...chosen, [name]: text.trim() });
   return (
     <>
-      <div class="head">
-        <h1>Audit</h1>
-        <Button onClick={() => (before ? setQuery(chosen) : reload())}>{before ? "Newest" : "Read anew"}</Button>
-      </div>
+      <Head title="Audit"><Button onClick={() => (before ? setQuery(chosen) : loaded.reload())}>{before ? "Newest" : "Read anew"}</Button></Head>
       <Card>
         <form class="filters" role="search" aria-label="filters of the audit log" onSubmit={(event) => event.preventDefault()}>
-          <Filter name="Key, by id or name" value={chosen.key} onChange={(text) => filter("key", text)} />
-          <Filter name="Model, * for any characters" value={chosen.model} onChange={(text) => filter("model", text)} />
-          <Filter name="From" type="datetime-local" value={chosen.since} onChange={(text) => filter("since", text)} />
-          <Filter name="Until" type="datetime-local" value={chosen.until} onChange={(text) => filter("until", text)} />
+          <Field late title="Key, by id or name" type="search" value={chosen.key} onText={(text) => filter("key", text)} />
+          <Field late title="Model, * for any characters" type="search" value={chosen.model} onText={(text) => filter("model", text)} />
+          <Field late title="From" type="datetime-local" value={chosen.since} onText={(text) => filter("since", text)} />
+          <Field late title="Until" type="datetime-local" value={chosen.until} onText={(text) => filter("until", text)} />
           {FILTERS.some((name) => chosen[name]) && <Button onClick={() => setQuery({})}>All entries</Button>}
         </form>
-        <ErrorLine error={error} again={reload} />
-        {value && (
+        <Pending of={loaded} />
+        {newest && (
           <Table label="audit log" columns={columns} rows={rows} keyOf={(row) => `${row.at} ${row.target} ${row.by}`} rowsOfPage={PAGE}
             empty={FILTERS.some((name) => chosen[name]) ? "No change matches." : "Nothing was changed yet."} />
         )}
@@ -108,14 +108,5 @@ export function AuditPage() {
         )}
       </Card>
     </>
-  );
-}
-
-function Filter(props: { name: string; value: string; type?: string; onChange: (text: string) => void }) {
-  return (
-    <label class="field">
-      {props.name}
-      <input type={props.type ?? "search"} value={props.value} onChange={(event) => props.onChange(event.currentTarget.value)} />
-    </label>
   );
 }

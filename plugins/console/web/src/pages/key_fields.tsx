@@ -1,5 +1,5 @@
 // The form of a key's scopes, limits and quotas, and what it sends.
-import type { ComponentChildren } from "preact";
+import { Check, Field } from "../fields";
 import { bytes, count, rate } from "../units";
 
 export interface Key {
@@ -110,54 +110,34 @@ export function changesOf(key: Key, draft: Draft) {
   };
 }
 
-export function KeyFields(props: { draft: Draft; onChange: (draft: Draft) => void }) {
-  const { draft, onChange } = props;
+export function KeyFields(props: { draft: Draft; set: (change: Partial<Draft>) => void }) {
+  const { draft, set } = props;
   const everything = draft.plain.includes("admin");
   return (
     <>
       <fieldset>
         <legend>It may</legend>
         {GLOBS.map(({ field, title }) => (
-          <Field key={field} id={`key-${field}`} title={title}>
-            <input id={`key-${field}`} value={draft[field]} disabled={everything} spellcheck={false} pattern="[A-Za-z0-9._\-*?,\s]*"
-              title="names of models, * for any characters" onInput={(event) => onChange({ ...draft, [field]: event.currentTarget.value })} />
-          </Field>
+          <Field key={field} title={title} value={draft[field]} disabled={everything} pattern="[A-Za-z0-9._\-*?,\s]*" says="names of models, * for any characters"
+            onText={(text) => set({ [field]: text })} />
         ))}
         <p class="hint">Names with * and ?, separated by spaces; empty: none.</p>
         {PLAIN.map(([scope, title]) => (
-          <label class="line" key={scope}>
-            <input type="checkbox" checked={draft.plain.includes(scope)} onChange={(event) =>
-              onChange({ ...draft, plain: event.currentTarget.checked ? [...draft.plain, scope] : draft.plain.filter((one) => one !== scope) })} />
-            {title}
-          </label>
+          <Check key={scope} title={title} checked={draft.plain.includes(scope)}
+            onCheck={(checked) => set({ plain: checked ? [...draft.plain, scope] : draft.plain.filter((one) => one !== scope) })} />
         ))}
       </fieldset>
       <fieldset>
         <legend>Limits and quotas, over all gateways; empty: none</legend>
         <div class="fields">
           {LIMITS.map(({ field, title, whole }) => (
-            <Field key={field} id={`key-${field}`} title={title}>
-              <input id={`key-${field}`} type="number" min={whole ? 1 : 0} step={whole ? 1 : "any"} value={draft.limits[field] ?? ""}
-                onInput={(event) => onChange({ ...draft, limits: { ...draft.limits, [field]: event.currentTarget.value } })} />
-            </Field>
+            <Field key={field} title={title} type="number" min={whole ? 1 : 0} step={whole ? 1 : "any"} value={draft.limits[field] ?? ""}
+              onText={(text) => set({ limits: { ...draft.limits, [field]: text } })} />
           ))}
-          <Field id="key-priority" title="Highest priority (1 is the highest)">
-            <input id="key-priority" type="number" min={1} step={1} value={draft.priority} onInput={(event) => onChange({ ...draft, priority: event.currentTarget.value })} />
-          </Field>
-          <Field id="key-days" title="Ends after days from now">
-            <input id="key-days" type="number" min={0} step="any" value={draft.days} onInput={(event) => onChange({ ...draft, days: event.currentTarget.value })} />
-          </Field>
+          <Field title="Highest priority (1 is the highest)" type="number" min={1} step={1} value={draft.priority} onText={(priority) => set({ priority })} />
+          <Field title="Ends after days from now" type="number" min={0} step="any" value={draft.days} onText={(days) => set({ days })} />
         </div>
       </fieldset>
     </>
-  );
-}
-
-function Field(props: { id: string; title: string; children: ComponentChildren }) {
-  return (
-    <div>
-      <label for={props.id}>{props.title}</label>
-      {props.children}
-    </div>
   );
 }

@@ -1,10 +1,14 @@
 // API keys: who may do what, how much, and what they used.
+import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { admin, get, request, send, session } from "../api";
+import { Check, Field } from "../fields";
+import { useDraft, useLoaded } from "../loaded";
 import { link } from "../router";
-import { Badge, Button, Card, Code, Confirm, ErrorLine, Table, useKept, useLoaded, type Column } from "../ui";
+import { Table, type Column } from "../table";
+import { Ago, Badge, Button, Card, Code, Confirm, ErrorLine, Head, Pending } from "../ui";
 import { ago, bytes, count, seconds, when } from "../units";
-import { changesOf, draftOf, KeyFields, limitsText, NEW_DRAFT, newKeyOf, type Draft, type Key } from "./key_fields";
+import { changesOf, draftOf, KeyFields, limitsText, NEW_DRAFT, newKeyOf, type Key } from "./key_fields";
 
 interface KeyWithSecret extends Key {
   key: string;
@@ -15,7 +19,7 @@ interface Use {
   rows: number;
   run_s: number;
 }
-type Asked = { kind: "create" } | { kind: "edit" | "rotate" | "revoke" | "forget"; key: Key } | { kind: "damaged"; id: string };
+type Act = "edit" | "rotate" | "revoke" | "forget";
 
 const FAMILIES = ["millstream_key_requests_total", "millstream_key_rows_total", "millstream_key_run_seconds_total"];
 
@@ -42,7 +46,7 @@ function state(key: Key) {
   return <Badge kind="bad">{key.state}{key.revoked_at ? ` ${ago(key.revoked_at)}` : ""}</Badge>;
 }
 
-function columnsFor(uses: Map<string, Use> | null, ask: (asked: Asked) => void): Column<Key>[] {
+function columnsFor(uses: Map<string, Use> | null, ask: (act: Act, key: Key) => void): Column<Key>[] {
   const use = (key: Key) => uses?.get(key.name);
   return [
     { name: "Name", cell: (key) => <>{key.name}<div class="hint">{key.id}</div></>, by: (key) => key.name },
@@ -53,7 +57,7 @@ function columnsFor(uses: Map<string, Use> | null, ask: (asked: Asked) => void):
       name: "Created",
       cell: (key) => (
         <>
-          <time title={when(key.created_at)}>{ago(key.created_at)}</time>
+          <Ago at={key.created_at} />
           <div class="hint">{key.expires_at ? `ends ${when(key.expires_at)}` : "does not end"}</div>
         </>
       ),
@@ -77,8 +81,8 @@ function columnsFor(uses: Map<string, Use> | null, ask: (asked: Asked) => void):
     {
       name: "Change",
       cell: (key) => {
-        const act = (kind: "edit" | "rotate" | "revoke" | "forget", text: string, danger = false) => (
-          <Button kind={danger ? "danger" : "plain"} aria-label={`${text} the key ${key.name}`} onClick={() => ask({ kind, key })}>{text}</Button>
+        const act = (kind: Act, text: string, danger = false) => (
+          <Button kind={danger ? "danger" : "plain"} aria-label={`${text} the key ${key.name}`} onClick={() => ask(kind, key)}>{text}</Button>
         );
         return (
           <div class="row-actions">
@@ -92,114 +96,86 @@ function columnsFor(uses: Map<string, Use> | null, ask: (asked: Asked) => void):
 }
 
 export function KeysPage() {
-  const { value, error, reload } = useLoaded((abort) => get<{ keys: Key[]; damaged: string[] }>(admin("keys"), abort), [], 15);
+  const keys = useLoaded((abort) => get<{ keys: Key[]; damaged: string[] }>(admin("keys"), abort), [], 15);
   const uses = useLoaded(async (abort) => usesOf(await (await request("call/metrics", { signal: abort })).text()), []);
-  const [asked, ask] = useState<Asked | null>(null);
+  const [dialog, open] = useState<JSX.Element | null>(null);
   const [made, setMade] = useState<KeyWithSecret | null>(null);
   const [ended, setEnded] = useState(false);
-  const shown = value?.keys.filter((key) => ended || key.state === "live") ?? [];
+  const shown = keys.value?.keys.filter((key) => ended || key.state === "live") ?? [];
   const done = () => {
-    ask(null);
-    reload();
+    open(null);
+    keys.reload();
     uses.reload();
+  };
+  const end = async (id: string, query = "") => {
+    await send("DELETE", `${admin("keys", id)}${query}`);
+    setMade((shown) => (shown?.id === id ? null : shown));
+  };
+  const forget = (id: string, name: string) => open(
+    <Confirm danger title={`Forget ${name}?`} action="Forget" onDone={done} run={() => end(id, "?forget=true")}>
+      <p>Its document is removed; the audit log keeps what it did. If it is the last document of a key, calls need no key any more.</p>
+    </Confirm>,
+  );
+  const ask = (act: Act, key: Key) => {
+    if (act === "edit") open(<Edit of={key} onDone={done} />);
+    else if (act === "rotate") open(<Rotate of={key} onDone={done} onMade={setMade} />);
+    else if (act === "forget") forget(key.id, key.name);
+    else open(
+      <Confirm danger title={`Revoke ${key.name}?`} action="Revoke" onDone={done} run={() => end(key.id)}>
+        <p>From now on every gateway refuses it, and whoever is signed in with it is signed out. It cannot be made live again.</p>
+      </Confirm>,
+    );
   };
   return (
     <>
-      <div class="head">
-        <h1>Keys</h1>
-        <Button kind="main" onClick={() => ask({ kind: "create" })}>Create a key</Button>
-      </div>
+      <Head title="Keys"><Button kind="main" onClick={() => open(<Create onDone={done} onMade={setMade} />)}>Create a key</Button></Head>
       {session.value?.keys_required === false && (
         <p class="note">There is no key: whoever reaches this server may call its models. With the first key, every call needs one.</p>
       )}
-      <div class="cards">
-        {made && (
-          <Card wide title={`The secret of ${made.name}`} aside={<Button onClick={() => setMade(null)}>I have it</Button>}>
-            <p role="status">It is shown this once: the server keeps only its digest. Send it as <code>Authorization: Bearer</code>.</p>
-            <Code label={`secret of the key ${made.name}`} text={made.key} />
-          </Card>
-        )}
-        <ErrorLine error={error} again={reload} />
-        {value && (
-          <Card
-            wide
-            title="API keys"
-            aside={<label class="line"><input type="checkbox" checked={ended} onChange={(event) => setEnded(event.currentTarget.checked)} />with revoked and expired ones</label>}
-          >
-            <Table label="API keys" columns={columnsFor(uses.value, ask)} rows={shown} keyOf={(key) => key.id} sort="Name" empty="There is no live key." />
-            <p class="hint">
-              Calls, rows and runs are since the gateways started. <Button onClick={() => (uses.reload(), reload())}>Read anew</Button>
+      {made && (
+        <Card title={`The secret of ${made.name}`} aside={<Button onClick={() => setMade(null)}>I have it</Button>}>
+          <p role="status">It is shown this once: the server keeps only its digest. Send it as <code>Authorization: Bearer</code>.</p>
+          <Code label={`secret of the key ${made.name}`} text={made.key} />
+        </Card>
+      )}
+      <Pending of={keys} />
+      {keys.value && (
+        <Card title="API keys" aside={<Check title="with revoked and expired ones" checked={ended} onCheck={setEnded} />}>
+          <Table label="API keys" columns={columnsFor(uses.value, ask)} rows={shown} keyOf={(key) => key.id} sort="Name" empty="There is no live key." />
+          <p class="hint">
+            Calls, rows and runs are since the gateways started. <Button onClick={() => (uses.reload(), keys.reload())}>Read anew</Button>
+          </p>
+          <ErrorLine error={uses.error} />
+          {keys.value.damaged.map((id) => (
+            <p key={id} class="problem">
+              The document of the key <code>{id}</code> cannot be read, so the key is refused.{" "}
+              <Button kind="danger" aria-label={`Forget the key ${id}`} onClick={() => forget(id, id)}>Forget</Button>
             </p>
-            <ErrorLine error={uses.error} />
-            {value.damaged.map((id) => (
-              <p key={id} class="problem">
-                The document of the key <code>{id}</code> cannot be read, so the key is refused.{" "}
-                <Button kind="danger" aria-label={`Forget the key ${id}`} onClick={() => ask({ kind: "damaged", id })}>Forget</Button>
-              </p>
-            ))}
-          </Card>
-        )}
-      </div>
-      {asked && <Question asked={asked} onDone={done} onMade={setMade} onEnded={(id) => made?.id === id && setMade(null)} />}
+          ))}
+        </Card>
+      )}
+      {dialog}
     </>
   );
 }
 
-function Question(props: { asked: Asked; onDone: () => void; onMade: (key: KeyWithSecret) => void; onEnded: (id: string) => void }) {
-  const { asked, onDone, onMade } = props;
-  const end = async (id: string, query = "") => {
-    await send("DELETE", `${admin("keys", id)}${query}`);
-    props.onEnded(id);
-  };
-  if (asked.kind === "create") return <Create onDone={onDone} onMade={onMade} />;
-  if (asked.kind === "edit") return <Edit of={asked.key} onDone={onDone} />;
-  if (asked.kind === "rotate") return <Rotate of={asked.key} onDone={onDone} onMade={onMade} />;
-  if (asked.kind === "revoke") {
-    return (
-      <Confirm danger title={`Revoke ${asked.key.name}?`} action="Revoke" onDone={onDone} run={() => end(asked.key.id)}>
-        <p>From now on every gateway refuses it, and whoever is signed in with it is signed out. It cannot be made live again.</p>
-      </Confirm>
-    );
-  }
-  const id = asked.kind === "damaged" ? asked.id : asked.key.id;
-  return (
-    <Confirm danger title={`Forget ${asked.kind === "damaged" ? id : asked.key.name}?`} action="Forget" onDone={onDone} run={() => end(id, "?forget=true")}>
-      <p>Its document is removed; the audit log keeps what it did. If it is the last document of a key, calls need no key any more.</p>
-    </Confirm>
-  );
-}
-
-/** The draft outlives a reload of the page; it holds no secret. */
-function useDraft(name: string, first: Draft): [Draft, (draft: Draft) => void, () => void] {
-  const [kept, keep] = useKept(name);
-  let draft = first;
-  try {
-    draft = { ...first, ...(JSON.parse(kept) as Partial<Draft>) };
-  } catch {
-    // nothing is kept
-  }
-  return [draft, (next) => keep(JSON.stringify(next)), () => keep("")];
-}
-
 function Create(props: { onDone: () => void; onMade: (key: KeyWithSecret) => void }) {
-  const [draft, setDraft, forget] = useDraft("new key", NEW_DRAFT);
+  const [draft, set, forget] = useDraft("new key", NEW_DRAFT);
   const run = async () => {
     props.onMade(await send<KeyWithSecret>("POST", admin("keys"), newKeyOf(draft)));
     forget();
   };
   return (
     <Confirm title="Create a key" action="Create" onDone={props.onDone} run={run}>
-      <label for="key-name">Name</label>
-      <input id="key-name" required maxLength={64} pattern="[A-Za-z0-9][A-Za-z0-9._\-]*" title="letters, digits, '.', '_' and '-'" value={draft.name}
-        autocomplete="off" onInput={(event) => setDraft({ ...draft, name: event.currentTarget.value })} />
-      <p class="hint">Metrics, logs and the audit log show it.</p>
-      <KeyFields draft={draft} onChange={setDraft} />
+      <Field title="Name" required maxLength={64} pattern="[A-Za-z0-9][A-Za-z0-9._\-]*" says="letters, digits, '.', '_' and '-'" autocomplete="off"
+        hint="Metrics, logs and the audit log show it." value={draft.name} onText={(name) => set({ name })} />
+      <KeyFields draft={draft} set={set} />
     </Confirm>
   );
 }
 
 function Edit(props: { of: Key; onDone: () => void }) {
-  const [draft, setDraft, forget] = useDraft(`key ${props.of.id} ${props.of.generation}`, draftOf(props.of));
+  const [draft, set, forget] = useDraft(`key ${props.of.id} ${props.of.generation}`, draftOf(props.of));
   const run = async () => {
     await send("PATCH", admin("keys", props.of.id), changesOf(props.of, draft));
     forget();
@@ -207,7 +183,7 @@ function Edit(props: { of: Key; onDone: () => void }) {
   return (
     <Confirm title={`Change ${props.of.name}`} action="Save" onDone={props.onDone} run={run}>
       <p class="hint">It keeps its secret. All gateways know the change when it is saved.</p>
-      <KeyFields draft={draft} onChange={setDraft} />
+      <KeyFields draft={draft} set={set} />
     </Confirm>
   );
 }
@@ -219,8 +195,7 @@ function Rotate(props: { of: Key; onDone: () => void; onMade: (key: KeyWithSecre
   return (
     <Confirm title={`Give ${props.of.name} a new secret?`} action="Rotate" onDone={props.onDone} run={run}>
       <p>The new secret is shown once. Name, scopes and limits stay.</p>
-      <label for="grace">Hours for which the present secret is accepted, too</label>
-      <input id="grace" type="number" required min="0" max="720" step="any" value={hours} onInput={(event) => setHours(event.currentTarget.value)} />
+      <Field title="Hours for which the present secret is accepted, too" type="number" required min={0} max={720} step="any" value={hours} onText={setHours} />
     </Confirm>
   );
 }

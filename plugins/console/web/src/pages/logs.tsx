@@ -1,8 +1,9 @@
 // What the processes of this machine log: the newest lines, then each new one as it is written.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { get } from "../api";
+import { Field } from "../fields";
 import { place, setQuery } from "../router";
-import { Badge, Button, Empty, ErrorLine } from "../ui";
+import { Badge, Button, Empty, ErrorLine, Head } from "../ui";
 import { timeOfDay, when } from "../units";
 
 interface Line {
@@ -103,6 +104,10 @@ function useLines(query: string, paused: boolean) {
   return { lines, processes, state, error, waiting, older };
 }
 
+function choices(names: string[], words = (name: string) => name): [string, string][] {
+  return [["", "all"], ...[...new Set(names)].filter(Boolean).map((name): [string, string] => [name, words(name)])];
+}
+
 export function LogsPage() {
   const query = place.value.query;
   const chosen = { process: query.get("process") ?? "", level: query.get("level") ?? "", text: query.get("text") ?? "" };
@@ -110,15 +115,14 @@ export function LogsPage() {
   const [paused, setPaused] = useState(false);
   const [all, setAll] = useState(false);
   const { lines, processes, state, error, waiting, older } = useLines(asked, paused);
-  const typed = useRef(0);
+  const [text, setText] = useState(chosen.text);
   const box = useRef<HTMLDivElement>(null);
   const follow = useRef(true);
   const choose = (name: string, value: string) => setQuery({ ...chosen, [name]: value });
-  const type = (text: string) => {
-    clearTimeout(typed.current);
-    typed.current = window.setTimeout(() => choose("text", text), TYPED_MS);
-  };
-  useEffect(() => () => clearTimeout(typed.current), []);
+  useEffect(() => {
+    const typed = setTimeout(() => choose("text", text), TYPED_MS);
+    return () => clearTimeout(typed);
+  }, [text]);
   useEffect(() => setAll(false), [asked]);
   useEffect(() => {
     if (box.current && follow.current) box.current.scrollTop = box.current.scrollHeight;
@@ -134,31 +138,15 @@ export function LogsPage() {
   };
   return (
     <>
-      <div class="head">
-        <h1>Logs</h1>
+      <Head title="Logs">
         {paused ? <Badge kind="warn">paused{waiting ? `, ${waiting} more lines` : ""}</Badge>
           : state === "live" ? <Badge kind="good">live</Badge>
           : state === "lost" ? <Badge kind="bad">lost, trying again</Badge> : <Badge>connecting</Badge>}
-      </div>
+      </Head>
       <form class="filters" role="search" aria-label="filters of the log" onSubmit={(event) => event.preventDefault()}>
-        <label class="field">
-          Process
-          <select value={chosen.process} onChange={(event) => choose("process", event.currentTarget.value)}>
-            <option value="">all</option>
-            {[...new Set([...processes, chosen.process])].filter(Boolean).map((name) => <option key={name} value={name}>{name}</option>)}
-          </select>
-        </label>
-        <label class="field">
-          Least level
-          <select value={chosen.level} onChange={(event) => choose("level", event.currentTarget.value)}>
-            <option value="">all</option>
-            {LEVELS.map((level) => <option key={level} value={level}>{level.toLowerCase()}</option>)}
-          </select>
-        </label>
-        <label class="field">
-          Text
-          <input type="search" value={chosen.text} onInput={(event) => type(event.currentTarget.value)} />
-        </label>
+        <Field title="Process" value={chosen.process} options={choices([...processes, chosen.process])} onText={(process) => choose("process", process)} />
+        <Field title="Least level" value={chosen.level} options={choices(LEVELS, (level) => level.toLowerCase())} onText={(level) => choose("level", level)} />
+        <Field title="Text" type="search" value={text} onText={setText} />
         <Button aria-pressed={paused} onClick={() => (setPaused(!paused), (follow.current = true))}>{paused ? "Go on" : "Pause"}</Button>
         <Button disabled={all || !lines.length || lines.length >= KEPT} onClick={() => void showOlder()}>Older lines</Button>
       </form>

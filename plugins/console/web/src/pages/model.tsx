@@ -1,10 +1,11 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { admin, ApiError, get, send, session } from "../api";
-import { before, labelsText, modelState, stateWords, type Model } from "../documents";
+import { before, labelsText, modelState, type Model } from "../documents";
 import { TryIt } from "../forms/try_it";
+import { useLoaded } from "../loaded";
 import { go, link, place, setQuery } from "../router";
-import { Badge, Button, Confirm, Empty, ErrorLine, Tabs, useLoaded } from "../ui";
+import { Button, Confirm, ErrorLine, Head, Pending, State, Tabs } from "../ui";
 import { CodeTab } from "./model_code";
 import { KeysTab } from "./model_keys";
 import { RaceTab } from "./model_race";
@@ -44,7 +45,8 @@ export function ModelPage() {
 }
 
 function ReadModel(props: { name: string }) {
-  const { value: model, error, reload } = useLoaded((abort) => get<Model>(admin("models", props.name), abort), [props.name], 5);
+  const loaded = useLoaded((abort) => get<Model>(admin("models", props.name), abort), [props.name], 5);
+  const { value: model, error, reload } = loaded;
   const [question, setQuestion] = useState<Question | null>(null);
   const asked = place.value.query.get("tab");
   // A question is about the tab on which it was asked.
@@ -53,8 +55,8 @@ function ReadModel(props: { name: string }) {
   if (!model) {
     return (
       <>
-        <div class="head"><h1>{props.name}</h1></div>
-        {error ? <ErrorLine error={error} again={reload} /> : <Empty>Loading…</Empty>}
+        <Head title={props.name} />
+        <Pending of={loaded} />
         <p><a href="#/models">All models</a></p>
       </>
     );
@@ -65,7 +67,7 @@ function ReadModel(props: { name: string }) {
   const tab: TabProps = { model, ask: setQuestion, reload };
   return (
     <>
-      <Head {...tab} />
+      <Title {...tab} />
       <ErrorLine error={error} again={reload} />
       <Tabs names={tabs} active={active} onPick={(picked) => setQuery({ tab: picked === "summary" ? "" : picked })} />
       <div role="tabpanel" aria-label={tabs.find(([one]) => one === active)?.[1]}>
@@ -91,14 +93,10 @@ function ReadModel(props: { name: string }) {
   );
 }
 
-function Head({ model, ask }: TabProps) {
-  const [kind, words] = stateWords(modelState(model));
+function Title({ model, ask }: TabProps) {
   return (
     <>
-      <div class="head">
-        <h1>{model.name} <Badge kind={kind}>{words}</Badge></h1>
-        {session.value?.can.write && <Actions model={model} ask={ask} />}
-      </div>
+      <Head title={<>{model.name} <State of={modelState(model)} /></>}>{session.value?.can.write && <Actions model={model} ask={ask} />}</Head>
       <p class="hint">
         {model.serving === null ? "No version answers." : `Version ${model.serving} answers.`}
         {model.active !== null && model.active !== model.serving && !model.unloaded && ` Version ${model.active} takes over when it is ready.`}
@@ -173,7 +171,7 @@ export function activation(model: Model, version: number, back = false): Questio
 function CallableModel(props: { name: string }) {
   return (
     <>
-      <div class="head"><h1>{props.name}</h1></div>
+      <Head title={props.name} />
       <p class="hint">Your key may call this model, and not read more about it.</p>
       <TryIt model={props.name} />
       <CodeTab model={props.name} />

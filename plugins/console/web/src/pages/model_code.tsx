@@ -3,7 +3,8 @@ import { useState } from "preact/hooks";
 import { get, session } from "../api";
 import type { Metadata, RequestDocument } from "../documents";
 import { elements, exampleOf } from "../forms/example";
-import { Card, Code, ErrorLine, Tabs, useLoaded } from "../ui";
+import { useLoaded } from "../loaded";
+import { Card, Code, Pending, Tabs } from "../ui";
 
 /** The address of the server, as this page is below it. */
 function server(): string {
@@ -108,9 +109,10 @@ function embeds(metadata: Metadata): boolean {
 }
 
 export function CodeTab(props: { model: string }) {
-  const { value, error, reload } = useLoaded((abort) => get<Metadata>(`call/v2/models/${encodeURIComponent(props.model)}`, abort), [props.model]);
+  const loaded = useLoaded((abort) => get<Metadata>(`call/v2/models/${encodeURIComponent(props.model)}`, abort), [props.model]);
   const [open, setOpen] = useState("curl");
-  if (!value) return <ErrorLine error={error} again={reload} />;
+  const { value } = loaded;
+  if (!value) return <Pending of={loaded} />;
   const keyed = session.value?.keys_required ?? true;
   const request = exampleOf(value);
   const codes: [string, string, string][] = [

@@ -1,15 +1,10 @@
 import { admin, get } from "../api";
-import { Badge, Card, ErrorLine, Table, useLoaded } from "../ui";
+import { useLoaded } from "../loaded";
+import { Table } from "../table";
+import { Badge, Card, Pending } from "../ui";
 import { when } from "../units";
+import type { Key } from "./key_fields";
 import type { TabProps } from "./model";
-
-interface Key {
-  id: string;
-  name: string;
-  scopes: string[];
-  state: string;
-  expires_at: number | null;
-}
 
 /** Whether a glob of a scope (`*` and `?`) matches a name. */
 export function matches(glob: string, name: string): boolean {
@@ -35,14 +30,14 @@ function allowed(key: Key, model: string): { may: string[]; by: string[] } {
 }
 
 export function KeysTab({ model }: TabProps) {
-  const { value, error, reload } = useLoaded((abort) => get<{ keys: Key[] }>(admin("keys"), abort), [], 15);
-  const rows = (value?.keys ?? [])
+  const keys = useLoaded((abort) => get<{ keys: Key[] }>(admin("keys"), abort), [], 15);
+  const rows = (keys.value?.keys ?? [])
     .map((key) => ({ key, ...allowed(key, model.name) }))
     .filter((row) => row.may.length && row.key.state !== "revoked");
   return (
     <>
-      <ErrorLine error={error} again={reload} />
-      {value && (
+      <Pending of={keys} />
+      {keys.value && (
         <Card title="Keys that may call or change it" aside={<a href="#/keys">All keys</a>}>
           <Table label="keys of the model" rows={rows} keyOf={(row) => row.key.id} sort="Key" empty="No key may. Create one on the page Keys." columns={[
             { name: "Key", cell: (row) => row.key.name, by: (row) => row.key.name },

@@ -1,10 +1,15 @@
 // The compiled forms of a version, and the race that decides which of them serves: a table and a plot.
+import { useState } from "preact/hooks";
 import { admin, ApiError, get, send, session } from "../api";
 import type { RaceSummary, Variant, Version } from "../documents";
+import { Field } from "../fields";
+import { useLoaded } from "../loaded";
 import { place, setQuery } from "../router";
-import { Badge, Button, Card, Empty, ErrorLine, Figure, Table, useLoaded } from "../ui";
+import { Table } from "../table";
+import { Badge, Button, Card, Empty, ErrorLine, Figure, Pending } from "../ui";
 import { bytes, seconds, when } from "../units";
 import type { TabProps } from "./model";
+import { RaceQuestion } from "./race_question";
 
 interface Candidate {
   target: string;
@@ -69,12 +74,8 @@ export function RaceTab({ model, ask, reload }: TabProps) {
     <>
       {known.length > 1 && (
         <div class="filters">
-          <label class="line">
-            Version
-            <select value={String(version.version)} onChange={(event) => setQuery({ tab: "race", version: event.currentTarget.value })}>
-              {known.map((one) => <option key={one.version} value={String(one.version)}>{one.version}</option>)}
-            </select>
-          </label>
+          <Field title="Version" value={String(version.version)} options={known.map((one) => [String(one.version), String(one.version)])}
+            onText={(chosen) => setQuery({ tab: "race", version: chosen })} />
         </div>
       )}
       <RaceOf key={version.version} version={version} ask={ask} reload={reload} />
@@ -99,36 +100,26 @@ function RaceOf({ version, ask, reload }: { version: Version } & Pick<TabProps, 
     [path, raced],
     2,
   );
-  if (!loaded.value) return <ErrorLine error={loaded.error} again={loaded.reload} />;
+  const [asking, setAsking] = useState(false);
+  if (!loaded.value) return <Pending of={loaded} />;
   const { race } = loaded.value;
   const runs = race?.state === "queued" || race?.state === "running";
-  const after = async (call: Promise<unknown>) => {
-    await call;
+  const again = () => {
     loaded.reload();
     reload();
   };
   const buttons = session.value?.can.write && (
     <div class="filters">
-      {!runs && <Button kind="main" onClick={() => ask({
-        title: `Start a race of version ${version.version}?`,
-        action: "Start the race",
-        means: (
-          <p>
-            A worker compiles the version in every way that is installed, compares the answers with those of its own file, and measures
-            at low priority while it serves. What is faster and as accurate serves from then on; that can be undone.
-          </p>
-        ),
-        run: () => after(send("POST", path, {})),
-      })}>{race ? "Race again" : "Start a race"}</Button>}
+      {!runs && <Button kind="main" onClick={() => setAsking(true)}>{race ? "Race again" : "Start a race"}</Button>}
       {runs && <Button kind="danger" onClick={() => ask({
         title: "Cancel the race?", action: "Cancel the race", danger: true,
         means: <p>A worker ends it within a second. What serves now goes on serving.</p>,
-        run: () => after(send("DELETE", `${path}?pool=${encodeURIComponent(race.pool)}`)),
+        run: () => send("DELETE", `${path}?pool=${encodeURIComponent(race.pool)}`).then(again),
       })}>Cancel the race</Button>}
       {race?.serving && <Button onClick={() => ask({
         title: "Serve the version's own file again?", action: "Undo the verdict",
         means: <p>Workers swap back without losing a call. It will be {times(race.ratio)} slower again; the report stays.</p>,
-        run: () => after(send("POST", `${path}/undo?pool=${encodeURIComponent(race.pool)}`)),
+        run: () => send("POST", `${path}/undo?pool=${encodeURIComponent(race.pool)}`).then(again),
       })}>Undo the verdict</Button>}
     </div>
   );
@@ -136,6 +127,7 @@ function RaceOf({ version, ask, reload }: { version: Version } & Pick<TabProps, 
     <Card title={`The race of version ${version.version}`} aside={buttons} wide>
       <ErrorLine error={loaded.error} again={loaded.reload} />
       {race ? <Report race={race} /> : <Empty>No race was asked for: its own file serves.</Empty>}
+      {asking && <RaceQuestion version={version} onDone={() => setAsking(false)} onStarted={again} />}
     </Card>
   );
 }

@@ -1,7 +1,9 @@
 // Where and how often a model is loaded, its labels and owner.
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { admin, get, send, session } from "../api";
-import { Button, Card, ErrorLine, useKept, useLoaded } from "../ui";
+import { Check, Field } from "../fields";
+import { useDraft, useLoaded } from "../loaded";
+import { Button, Card, ErrorLine, Pending } from "../ui";
 import type { TabProps } from "./model";
 
 interface Placement {
@@ -63,32 +65,32 @@ function changesOf(draft: Draft, first: Placement): Record<string, unknown> {
 }
 
 export function SettingsTab({ model, ask }: TabProps) {
-  const path = admin("models", model.name);
-  const { value, error, reload } = useLoaded((abort) => get<Settings>(`${path}/settings`, abort), [model.name]);
-  const [kept, keep] = useKept(`settings ${model.name}`);
+  const loaded = useLoaded((abort) => get<Settings>(`${admin("models", model.name)}/settings`, abort), [model.name]);
+  return loaded.value ? <SettingsForm name={model.name} found={loaded.value} ask={ask} reload={loaded.reload} /> : <Pending of={loaded} />;
+}
+
+function SettingsForm({ name, found, ask, reload }: { name: string; found: Settings; reload: () => void } & Pick<TabProps, "ask">) {
+  const [draft, set, forget, changed] = useDraft(`settings ${name}`, draftOf(found.settings));
   const [wrong, setWrong] = useState<unknown>(null);
-  const write = session.value?.can.write ?? false;
-  useEffect(() => setWrong(null), [kept]);
-  if (!value) return <ErrorLine error={error} again={reload} />;
-  const draft = kept ? (JSON.parse(kept) as Draft) : draftOf(value.settings);
-  const set = (change: Partial<Draft>) => keep(JSON.stringify({ ...draft, ...change }));
+  const disabled = !(session.value?.can.write ?? false);
   const save = (event: Event) => {
     event.preventDefault();
+    setWrong(null);
     try {
-      const changes = changesOf(draft, value.settings);
-      if (!Object.keys(changes).length) return keep("");
+      const changes = changesOf(draft, found.settings);
+      if (!Object.keys(changes).length) return forget();
       ask({
-        title: `Change the settings of ${model.name}?`,
+        title: `Change the settings of ${name}?`,
         action: "Save",
         means: (
           <>
             <p>They take effect at once, and hold for each of its versions that serves. Workers load or unload it without failing a call.</p>
-            <ul>{Object.entries(changes).map(([name, to]) => <li key={name}>{`${name}: ${JSON.stringify(to)}`}</li>)}</ul>
+            <ul>{Object.entries(changes).map(([field, to]) => <li key={field}>{`${field}: ${JSON.stringify(to)}`}</li>)}</ul>
           </>
         ),
         run: async () => {
-          await send("PATCH", path, changes);
-          keep("");
+          await send("PATCH", admin("models", name), changes);
+          forget();
           reload();
         },
       });
@@ -96,46 +98,26 @@ export function SettingsTab({ model, ask }: TabProps) {
       setWrong(failure);
     }
   };
-  const number = (name: "instances_min" | "instances_max" | "idle_s", title: string, hint: string, most: number) => (
-    <>
-      <label for={name}>{title}</label>
-      <input id={name} type="number" min={0} max={most} step={name === "idle_s" ? "any" : 1} required value={draft[name]} disabled={!write}
-        aria-describedby={`${name}-hint`} onInput={(event) => set({ [name]: event.currentTarget.value })} />
-      <p class="hint" id={`${name}-hint`}>{hint}</p>
-    </>
-  );
+  const text = (field: Exclude<keyof Draft, "pin">) => ({ value: draft[field], disabled, onText: (value: string) => set({ [field]: value }) });
   return (
     <Card title="Settings of the endpoint">
-      {value.warnings.map((text) => <p class="note" key={text}>{text}</p>)}
+      {found.warnings.map((warning) => <p class="note" key={warning}>{warning}</p>)}
       <form onSubmit={save}>
-        {number("instances_min", "Instances that are always loaded", "0: it is loaded by its first call.", 1024)}
-        {number("instances_max", "Most instances in a pool", "0: no limit.", 1024)}
-        {number("idle_s", "Seconds without a call until it is unloaded", "0: only if memory is short.", 31_536_000)}
-        <label class="line">
-          <input type="checkbox" checked={draft.pin} disabled={!write} onChange={(event) => set({ pin: event.currentTarget.checked })} />
-          Pinned: a loaded instance stays, also when memory is short
-        </label>
-        <label for="pools">Pools</label>
-        <input id="pools" value={draft.pools} disabled={!write} aria-describedby="pools-hint" onInput={(event) => set({ pools: event.currentTarget.value })} />
-        <p class="hint" id="pools-hint">The preferred one first, with commas between; empty: those of the version.</p>
-        <label for="labels">Labels</label>
-        <textarea id="labels" value={draft.labels} disabled={!write} aria-describedby="labels-hint" onInput={(event) => set({ labels: event.currentTarget.value })} />
-        <p class="hint" id="labels-hint">NAME=VALUE, one a line.</p>
-        {session.value?.can.keys && (
-          <>
-            <label for="owner">Owner</label>
-            <input id="owner" value={draft.owner} disabled={!write} aria-describedby="owner-hint" onInput={(event) => set({ owner: event.currentTarget.value })} />
-            <p class="hint" id="owner-hint">Name of an API key, whose limit of memory counts it; empty: none.</p>
-          </>
-        )}
+        <Field title="Instances that are always loaded" hint="0: it is loaded by its first call." type="number" min={0} max={1024} step={1} required {...text("instances_min")} />
+        <Field title="Most instances in a pool" hint="0: no limit." type="number" min={0} max={1024} step={1} required {...text("instances_max")} />
+        <Field title="Seconds without a call until it is unloaded" hint="0: only if memory is short." type="number" min={0} max={31_536_000} step="any" required {...text("idle_s")} />
+        <Check title="Pinned: a loaded instance stays, also when memory is short" checked={draft.pin} disabled={disabled} onCheck={(pin) => set({ pin })} />
+        <Field title="Pools" hint="The preferred one first, with commas between; empty: those of the version." {...text("pools")} />
+        <Field title="Labels" hint="NAME=VALUE, one a line." lines={3} {...text("labels")} />
+        {session.value?.can.keys && <Field title="Owner" hint="Name of an API key, whose limit of memory counts it; empty: none." {...text("owner")} />}
         <ErrorLine error={wrong} />
-        {write ? (
-          <div class="actions">
-            <Button type="submit" kind="main" disabled={!kept}>Save…</Button>
-            {kept && <Button onClick={() => keep("")}>Discard changes</Button>}
-          </div>
-        ) : (
+        {disabled ? (
           <p class="hint">Your key may not change them.</p>
+        ) : (
+          <div class="actions">
+            <Button type="submit" kind="main" disabled={!changed}>Save…</Button>
+            {changed && <Button onClick={forget}>Discard changes</Button>}
+          </div>
         )}
       </form>
     </Card>

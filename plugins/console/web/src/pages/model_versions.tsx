@@ -1,9 +1,11 @@
 // What a model is: its versions, their signature in words, how they batch and why, and what went wrong.
 import { admin, get, send, session } from "../api";
-import { batchingText, MEANING, stateWords, tensorText, type Tensor, type Version } from "../documents";
+import { batchingText, MEANING, tensorText, type Tensor, type Version } from "../documents";
+import { useLoaded } from "../loaded";
 import { link, place, setQuery } from "../router";
-import { Badge, Button, Card, Empty, Table, useLoaded } from "../ui";
-import { ago, bytes, seconds, when } from "../units";
+import { Table } from "../table";
+import { Ago, Badge, Button, Card, Empty, Facts, State } from "../ui";
+import { bytes, seconds, when } from "../units";
 import { activation, type TabProps } from "./model";
 import { TrafficCharts } from "./overview";
 
@@ -47,17 +49,14 @@ export function VersionsTab({ model, ask }: TabProps) {
           { name: "Version", cell: (one) => (one.version === null ? "new" : <a href={link(["models", model.name], { tab: "versions", version: String(one.version) })}>{one.version}</a>), by: (one) => one.version },
           {
             name: "State",
-            cell: (one) => {
-              const [kind, words] = stateWords(one.state);
-              return (
-                <>
-                  <Badge kind={kind}>{words}</Badge> {one.version !== null && one.version === model.serving && <Badge kind="good">answers</Badge>}
-                  {one.reason && <div class="hint">{one.reason}</div>}
-                </>
-              );
-            },
+            cell: (one) => (
+              <>
+                <State of={one.state} /> {one.version !== null && one.version === model.serving && <Badge kind="good">answers</Badge>}
+                {one.reason && <div class="hint">{one.reason}</div>}
+              </>
+            ),
           },
-          { name: "Uploaded", cell: (one) => <span title={when(one.created)}>{ago(one.created)}</span>, by: (one) => one.created },
+          { name: "Uploaded", cell: (one) => <Ago at={one.created} />, by: (one) => one.created },
           { name: "Size", cell: (one) => bytes(one.size_bytes), by: (one) => one.size_bytes, right: true },
           { name: "Made from", cell: (one) => one.imported?.importer ?? "as uploaded" },
           { name: "Takes", cell: (one) => one.usage?.sentence ?? "–" },
@@ -93,34 +92,27 @@ function Details(props: { version: Version }) {
   const { version } = props;
   if (!version.digest) return <Card title="Being uploaded"><p>{MEANING[version.state]}</p></Card>;
   const { imported } = version;
+  const made = imported && `${imported.importer} (${imported.producer}); the answers for ${imported.rows} rows were compared, output ${imported.output} differs most, by ${imported.difference.toPrecision(2)}`;
   return (
     <div class="cards">
       <Card title={`Signature of version ${version.version}`}>
-        <dl class="pairs">
-          <dt>Takes</dt><dd>{version.usage?.sentence ?? "tensors"}</dd>
-          <dt>Inputs</dt><dd><Tensors specs={version.inputs} /></dd>
-          <dt>Answers</dt><dd><Tensors specs={version.outputs} /></dd>
-        </dl>
+        <Facts of={[
+          ["Takes", version.usage?.sentence ?? "tensors"],
+          ["Inputs", <Tensors specs={version.inputs} />],
+          ["Answers", <Tensors specs={version.outputs} />],
+        ]} />
         <Profile version={version} />
       </Card>
       <Card title="How it runs">
-        <dl class="pairs">
-          <dt>State</dt><dd>{MEANING[version.state] ?? version.state} {version.reason}</dd>
-          <dt>Batching</dt><dd>{batchingText(version)}</dd>
-          <dt>Pools</dt><dd>{version.pools.join(", ")}</dd>
-          <dt>Files</dt><dd>{bytes(version.size_bytes)}, uploaded {when(version.created)}</dd>
-          <dt>sha256</dt><dd><code>{version.digest}</code></dd>
-          {imported && (
-            <>
-              <dt>Made from</dt>
-              <dd>
-                {imported.importer} ({imported.producer}); the answers for {imported.rows} rows were compared, output {imported.output} differs
-                most, by {imported.difference.toPrecision(2)}
-              </dd>
-            </>
-          )}
-          {version.notes.map((note) => <><dt>Note</dt><dd>{note}</dd></>)}
-        </dl>
+        <Facts of={[
+          ["State", `${MEANING[version.state] ?? version.state} ${version.reason ?? ""}`],
+          ["Batching", batchingText(version)],
+          ["Pools", version.pools.join(", ")],
+          ["Files", `${bytes(version.size_bytes)}, uploaded ${when(version.created)}`],
+          ["sha256", <code>{version.digest}</code>],
+          ["Made from", made],
+          ...version.notes.map((note): [string, string] => ["Note", note]),
+        ]} />
       </Card>
     </div>
   );
@@ -174,7 +166,7 @@ function Errors(props: { versions: Version[]; model: string }) {
   return (
     <Card title="Last errors" wide>
       <Table label="last errors" rows={troubles} keyOf={(row) => `${row.at} ${row.what} ${row.why}`} empty="None is known." columns={[
-        { name: "When", cell: (row) => (row.at === null ? "now" : <span title={when(row.at)}>{ago(row.at)}</span>) },
+        { name: "When", cell: (row) => (row.at === null ? "now" : <Ago at={row.at} />) },
         { name: "What", cell: (row) => row.what },
         { name: "Why", cell: (row) => row.why },
       ]} />

@@ -1,8 +1,11 @@
-import { admin, get, session } from "../api";
+import { admin, ApiError, get, send, session } from "../api";
 import { labelsText, modelState, stateWords, type Model } from "../documents";
+import { Field } from "../fields";
 import { overview, type Endpoint } from "../live";
+import { useLoaded } from "../loaded";
 import { link, place, setQuery } from "../router";
-import { Badge, Card, Empty, ErrorLine, Table, useLoaded, type Column } from "../ui";
+import { Table, type Column } from "../table";
+import { Badge, Card, Head, Pending, State } from "../ui";
 import { count, rate, seconds } from "../units";
 
 interface Row {
@@ -67,14 +70,7 @@ function Versions(props: { model: Model }) {
 
 const COLUMNS: Column<Row>[] = [
   { name: "Model", cell: ({ model }) => <a href={link(["models", model.name])}>{model.name}</a>, by: ({ model }) => model.name },
-  {
-    name: "State",
-    cell: ({ state }) => {
-      const [kind, words] = stateWords(state);
-      return <Badge kind={kind}>{words}</Badge>;
-    },
-    by: ({ state }) => state,
-  },
+  { name: "State", cell: ({ state }) => <State of={state} />, by: ({ state }) => state },
   { name: "Serves", cell: ({ model }) => <Versions model={model} />, by: ({ model }) => model.serving },
   { name: "Loaded by", cell: ({ model }) => <Loaded model={model} />, by: ({ model }) => workers(model).length },
   { name: "Requests", cell: (row) => rate(row.requests), by: (row) => row.requests, right: true },
@@ -86,72 +82,84 @@ const COLUMNS: Column<Row>[] = [
 
 const STATES = ["ready", "standby", "loading", "failed", "unloaded"];
 
-function shown(row: Row, text: string, state: string): boolean {
-  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-  return (!state || row.state === state) && words.every((word) => row.text.includes(word));
+function shown(text: string, filter: string): boolean {
+  return filter.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
 
 export function ModelsPage() {
-  return session.value?.can.read ? <AllModels /> : <CallableModels />;
+  return (
+    <>
+      <Head title="Models">{session.value?.can.write && <a class="button main" href="#/upload">Upload a model</a>}</Head>
+      {session.value?.can.read ? <AllModels /> : <CallableModels />}
+    </>
+  );
 }
 
 function AllModels() {
-  const { value, error, reload } = useLoaded((abort) => get<{ models: Model[] }>(admin("models"), abort), [], 30);
-  const text = place.value.query.get("q") ?? "";
+  const models = useLoaded((abort) => get<{ models: Model[] }>(admin("models"), abort), [], 30);
+  const q = place.value.query.get("q") ?? "";
   const state = place.value.query.get("state") ?? "";
-  const rows = rowsOf(value?.models ?? [], overview.value?.endpoints ?? []);
-  const found = rows.filter((row) => shown(row, text, state));
+  const rows = rowsOf(models.value?.models ?? [], overview.value?.endpoints ?? []);
+  const found = rows.filter((row) => (!state || row.state === state) && shown(row.text, q));
   return (
     <>
-      <Head />
       <div class="filters">
-        <input type="search" aria-label="Filter by name, label or owner" placeholder="Name, label or owner" value={text}
-          onInput={(event) => setQuery({ q: event.currentTarget.value, state })} />
-        <select aria-label="State" value={state} onChange={(event) => setQuery({ q: text, state: event.currentTarget.value })}>
-          <option value="">Any state</option>
-          {STATES.map((name) => <option key={name} value={name}>{stateWords(name)[1]}</option>)}
-        </select>
+        <Field title="Name, label or owner" type="search" value={q} onText={(text) => setQuery({ q: text, state })} />
+        <Field title="State" value={state} options={[["", "any"], ...STATES.map((name): [string, string] => [name, stateWords(name)[1]])]} onText={(one) => setQuery({ q, state: one })} />
         <span class="hint" role="status">
-          {value && (found.length === rows.length ? `${count(rows.length)} ${rows.length === 1 ? "model" : "models"}` : `${count(found.length)} of ${count(rows.length)} models`)}
+          {models.value && (found.length === rows.length ? `${count(rows.length)} ${rows.length === 1 ? "model" : "models"}` : `${count(found.length)} of ${count(rows.length)} models`)}
         </span>
       </div>
-      <ErrorLine error={error} again={reload} />
-      {value && (
+      <Pending of={models} />
+      {models.value && (
         <Card>
           <Table label="models" columns={COLUMNS} rows={found} keyOf={(row) => row.model.name} sort="Model"
             empty={rows.length ? "No model is like that." : "There is no model yet. Upload one, or drop a file on the upload page."} />
         </Card>
       )}
-      {!value && !error && <Empty>Loading the models…</Empty>}
     </>
   );
 }
 
-function Head() {
-  return (
-    <div class="head">
-      <h1>Models</h1>
-      {session.value?.can.write && <a class="button main" href="#/upload">Upload a model</a>}
-    </div>
-  );
+interface Callable {
+  name: string;
+  version: string;
+  state: string;
+  reason?: string;
 }
 
-/** For keys that may call models and not read all about them. */
+/** The models that the caller may call: with their states where the server has Triton's index, else by name alone. */
+async function callable(abort: AbortSignal): Promise<Callable[]> {
+  try {
+    return await send<Callable[]>("POST", "call/v2/repository/index", {}, abort);
+  } catch (failure) {
+    if (!(failure instanceof ApiError) || failure.status !== 404) throw failure;
+    const { models } = await get<{ models: string[] }>("call/v2/models", abort);
+    return models.map((name) => ({ name, version: "", state: "READY" }));
+  }
+}
+
+/** For callers that may call models and not read all about them. */
 function CallableModels() {
-  const { value, error, reload } = useLoaded((abort) => get<{ models: string[] }>("call/v2/models", abort), [], 30);
-  const text = place.value.query.get("q") ?? "";
-  const found = (value?.models ?? []).filter((name) => name.toLowerCase().includes(text.toLowerCase()));
+  const models = useLoaded(callable, [], 10);
+  const q = place.value.query.get("q") ?? "";
+  const found = (models.value ?? []).filter((one) => shown(one.name.toLowerCase(), q));
   return (
     <>
-      <Head />
       <div class="filters">
-        <input type="search" aria-label="Filter by name" placeholder="Name" value={text} onInput={(event) => setQuery({ q: event.currentTarget.value })} />
+        <Field title="Name" type="search" value={q} onText={(text) => setQuery({ q: text })} />
       </div>
-      <ErrorLine error={error} again={reload} />
-      {value && (
+      <Pending of={models} />
+      {models.value && (
         <Card>
-          <Table label="models" rows={found} keyOf={(name) => name} sort="Model" empty="Your key may call no model that answers now."
-            columns={[{ name: "Model", cell: (name) => <a href={link(["models", name])}>{name}</a>, by: (name) => name }]} />
+          <Table label="models" rows={found} keyOf={(one) => `${one.name} ${one.version}`} sort="Model"
+            empty={models.value.length ? "No model is like that." : "There is no model here that you may call."}
+            columns={[
+              { name: "Model", cell: (one) => <a href={link(["models", one.name])}>{one.name}</a>, by: (one) => one.name },
+              { name: "Version", cell: (one) => one.version || "–", by: (one) => one.version, right: true },
+              { name: "State", cell: (one) => <State of={one.state.toLowerCase()} />, by: (one) => one.state },
+              { name: "Why", cell: (one) => one.reason ?? "", long: true },
+            ]} />
         </Card>
       )}
     </>

@@ -1,8 +1,10 @@
 import { get } from "../api";
 import { Chart } from "../chart";
 import { overview, type Endpoint, type Problem } from "../live";
+import { useLoaded } from "../loaded";
 import { link } from "../router";
-import { Badge, Bar, Card, Empty, ErrorLine, Figure, Table, useLoaded, type Column } from "../ui";
+import { Table, type Column } from "../table";
+import { Badge, Bar, Card, Empty, Figure, Head, Pending } from "../ui";
 import { bytes, count, percent, rate, seconds } from "../units";
 
 export interface History {
@@ -50,8 +52,9 @@ export function ProblemList(props: { problems: Problem[] }) {
 
 export function TrafficCharts(props: { model?: string }) {
   const query = props.model ? `?model=${encodeURIComponent(props.model)}` : "";
-  const { value, error, reload } = useLoaded((abort) => get<History>(`history${query}`, abort), [query], 15);
-  if (!value) return <ErrorLine error={error} again={reload} />;
+  const history = useLoaded((abort) => get<History>(`history${query}`, abort), [query], 15);
+  const { value } = history;
+  if (!value) return <Pending of={history} />;
   if (value.at.length < 2) return <Card title="The last hour"><Empty>The first point comes after half a minute.</Empty></Card>;
   return (
     <>
@@ -76,7 +79,7 @@ export function OverviewPage() {
   const totals = now?.totals;
   return (
     <>
-      <div class="head"><h1>Overview</h1></div>
+      <Head title="Overview" />
       {!now || !totals ? (
         <Empty>Waiting for the first figures…</Empty>
       ) : (

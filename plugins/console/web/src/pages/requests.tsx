@@ -1,8 +1,11 @@
 // The slowest and the failed requests of the last minutes, with the stages in which their time went.
 import { get } from "../api";
+import { Field } from "../fields";
+import { useLoaded } from "../loaded";
 import { link, place, setQuery } from "../router";
-import { Badge, Card, Copy, ErrorLine, Table, Tabs, useLoaded, type Column } from "../ui";
-import { ago, seconds, when } from "../units";
+import { Table, type Column } from "../table";
+import { Ago, Badge, Card, Copy, Head, Pending, Tabs } from "../ui";
+import { seconds } from "../units";
 
 interface Run {
   model: string;
@@ -68,7 +71,7 @@ function isFailure(row: Recorded): boolean {
 
 function columnsFor(longest: number): Column<Recorded>[] {
   return [
-    { name: "When", cell: (row) => <time title={when(row.at)}>{ago(row.at)}</time>, by: (row) => row.at },
+    { name: "When", cell: (row) => <Ago at={row.at} />, by: (row) => row.at },
     {
       name: "Model",
       cell: (row) => (row.model ? <><a href={link(["models", row.model])}>{row.model}</a>{row.version != null && ` ${row.version}`}</> : "–"),
@@ -103,31 +106,26 @@ export function RequestsPage() {
   const query = place.value.query;
   const tab = query.get("show") === "failed" ? "failed" : "slowest";
   const model = query.get("model") ?? "";
-  const { value, error, reload } = useLoaded((abort) => get<Record<"slowest" | "failed", Recorded[]>>("requests", abort), [], EVERY_S);
+  const loaded = useLoaded((abort) => get<Record<"slowest" | "failed", Recorded[]>>("requests", abort), [], EVERY_S);
+  const { value } = loaded;
   const all = value ? [...value.slowest, ...value.failed] : [];
   const models = [...new Set([...all.map((row) => row.model ?? ""), model])].filter(Boolean).sort();
   const rows = value?.[tab].filter((row) => !model || row.model === model || row.runs.some((run) => run.model === model)) ?? [];
   const longest = Math.max(1e-9, ...rows.map((row) => row.seconds));
   return (
     <>
-      <div class="head"><h1>Requests</h1></div>
+      <Head title="Requests" />
       <Tabs names={[["slowest", "Slowest"], ["failed", "Failed"]]} active={tab} onPick={(name) => setQuery({ show: name, model })} />
       <Card>
         <div class="filters">
-          <label class="field">
-            Model
-            <select value={model} onChange={(event) => setQuery({ show: tab, model: event.currentTarget.value })}>
-              <option value="">all models</option>
-              {models.map((name) => <option key={name} value={name}>{name}</option>)}
-            </select>
-          </label>
+          <Field title="Model" value={model} options={[["", "all models"], ...models.map((name): [string, string] => [name, name])]} onText={(chosen) => setQuery({ show: tab, model: chosen })} />
           <p class="hint">At most 50 of the last 10 minutes, of this gateway, recorded while somebody looks at the console.</p>
         </div>
         <ul class="legend" aria-label="stages of a request">
           {STAGES.map((stage) => <li key={stage.name}><span class={`swatch ${stage.name}`} aria-hidden="true" />{stage.name}: {stage.about}</li>)}
           <li><span class="swatch other" aria-hidden="true" />other: reading, checks, writing the answer</li>
         </ul>
-        <ErrorLine error={error} again={reload} />
+        <Pending of={loaded} />
         {value && (
           <Table label={`${tab} requests`} key={tab} columns={columnsFor(longest)} rows={rows} sort={tab === "failed" ? "When" : "Time"} descending
             keyOf={(row) => `${row.at} ${row.request_id} ${row.path}`}

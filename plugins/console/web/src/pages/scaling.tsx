@@ -2,7 +2,8 @@
 import { useEffect, useState } from "preact/hooks";
 import { admin, ApiError, get } from "../api";
 import { Chart } from "../chart";
-import { Badge, Card, Empty, ErrorLine, Figure, useLoaded } from "../ui";
+import { useLoaded } from "../loaded";
+import { Badge, Card, Empty, Figure, Head, Pending } from "../ui";
 import { ago, count, percent, rate, seconds } from "../units";
 
 interface PoolScale {
@@ -49,11 +50,12 @@ interface Point {
 }
 
 export function ScalingPage() {
-  const { value, error, reload } = useLoaded(
+  const loaded = useLoaded(
     async (abort) => ({ ...(await get<{ pools: PoolScale[] }>(admin("scale"), abort)), read_at: Date.now() / 1000 }),
     [],
     EVERY_S,
   );
+  const { value, error } = loaded;
   const [history, setHistory] = useState<Record<string, Point[]>>({});
   useEffect(() => {
     if (!value) return;
@@ -64,8 +66,8 @@ export function ScalingPage() {
   const off = error instanceof ApiError && error.status === 404;
   return (
     <>
-      <div class="head"><h1>Autoscaling</h1></div>
-      {off ? <Off /> : <ErrorLine error={error} again={reload} />}
+      <Head title="Autoscaling" />
+      {off ? <Off /> : <Pending of={loaded} />}
       {!off && value && !value.pools.length && <Undecided />}
       {!off && value && (
         <div class="cards">

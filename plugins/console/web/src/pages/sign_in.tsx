@@ -1,5 +1,6 @@
 import { useState } from "preact/hooks";
 import { session, signIn, signedOutBecause } from "../api";
+import { Field } from "../fields";
 import { go, place } from "../router";
 import { Button, Code, ErrorLine } from "../ui";
 
@@ -20,12 +21,11 @@ export function SignInPage() {
     }
   };
   return (
-    <main class="sign-in">
+    <div class="sign-in">
       <h1>Millstream</h1>
       {signedOutBecause.value && <p class="note" role="status">{signedOutBecause.value}</p>}
       <form onSubmit={submit}>
-        <label for="key">API key</label>
-        <input id="key" type="password" autocomplete="current-password" required value={key} onInput={(event) => setKey(event.currentTarget.value)} />
+        <Field title="API key" type="password" autocomplete="current-password" required value={key} onText={setKey} />
         <ErrorLine error={error} />
         <div class="actions">
           <Button type="submit" kind="main" disabled={busy || !key.trim()}>Sign in</Button>
@@ -34,6 +34,6 @@ export function SignInPage() {
       <h2>On the server's own machine</h2>
       <p class="hint">This prints a link that signs you in, as the user who runs the server:</p>
       <Code text={session.value?.home ? `millstream console --home ${session.value.home}` : "millstream console"} label="command" />
-    </main>
+    </div>
   );
 }

@@ -1,47 +1,30 @@
 // Upload of a model: progress, the stages of its check, and the verdict in words.
-import { useEffect, useRef, useState } from "preact/hooks";
-import { admin, ApiError, get, session, upload, type Progress } from "../api";
+import { useEffect, useState } from "preact/hooks";
+import { admin, ApiError, get, session } from "../api";
 import { batchingText, MEANING, stateWords, type Model, type Version } from "../documents";
+import { Check, Drop, Field } from "../fields";
+import { useDraft } from "../loaded";
 import { link, place } from "../router";
-import { Badge, Button, Card, Drop, ErrorLine, textOf, useKept } from "../ui";
+import { Badge, Button, Card, ErrorLine, Facts, Head, State, textOf } from "../ui";
 import { bytes, percent, seconds } from "../units";
+import { cancel, change, choose, chosen, isBusy, run, start, type Fields, type Run, type Stage } from "../upload_run";
 
-interface Fields {
-  name: string;
-  version: string;
-  activate: boolean;
-  pickle: boolean;
-  code: boolean;
-  inputs: string;
-  config: string;
-}
 const FIRST: Fields = { name: "", version: "", activate: true, pickle: false, code: false, inputs: "", config: "" };
+const PICKLE = "It is a pickle, which can execute code: load classes of a list alone, in the sandbox";
+const CODE = "Its folder brings code: run it, in the sandbox";
 
 /** NAME of NAME.onnx, as a name of a model. */
 function nameOf(file: File): string {
   return file.name.replace(/(\.tar)?\.[A-Za-z0-9]+$/, "").replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "").slice(0, 64);
 }
 
-function pathOf(fields: Fields): [method: string, path: string] {
-  const query = new URLSearchParams();
-  if (!fields.activate) query.set("activate", "false");
-  if (fields.pickle) query.set("allow_pickle", "true");
-  if (fields.code) query.set("allow_code", "true");
-  for (const line of fields.inputs.split("\n")) if (line.trim()) query.append("input", line.trim());
-  if (fields.config.trim()) query.set("config", fields.config);
-  const version = fields.version.trim();
-  const path = version ? admin("models", fields.name.trim(), "versions", version) : admin("models", fields.name.trim(), "versions");
-  const asked = query.toString();
-  return [version ? "PUT" : "POST", asked ? `${path}?${asked}` : path];
-}
-
-type Stage = "sending" | "checking" | "loading" | "done" | "failed";
-
 /** What to do after an error, by its status; the server's words say what is wrong. */
 function advice(error: unknown): string {
   const status = error instanceof ApiError ? error.status : -1;
+  if (status === 400 && /allow.pickle/.test(textOf(error))) return `If you trust the file, tick “${PICKLE}” below the options, and send it again.`;
+  if (status === 400 && /allow.code/.test(textOf(error))) return `If you trust the folder, tick “${CODE}” below the options, and send it again.`;
   const words: Record<number, string> = {
-    0: "The server has kept nothing of it. Send it again: the file and the fields are still here.",
+    0: "An upload cannot be continued: the server has kept nothing of it. The file and the fields are still here, so send it again when the server answers.",
     400: "Mend what it says in the file or in the options, and send it again. Nothing of this upload serves.",
     403: "Ask an admin for a key with the scope that it names, or leave the option out.",
     409: "Versions do not change: leave the number empty to get the next one, or choose another.",
@@ -56,119 +39,81 @@ function advice(error: unknown): string {
 
 export function UploadPage() {
   const asked = place.value.query.get("name") ?? "";
-  const [kept, keep] = useKept(asked ? `upload ${asked}` : "upload");
-  const fields: Fields = { ...FIRST, name: asked, ...(kept ? (JSON.parse(kept) as Partial<Fields>) : {}) };
-  const set = (change: Partial<Fields>) => keep(JSON.stringify({ ...fields, ...change }));
-  const [file, setFile] = useState<File | null>(null);
-  const [stage, setStage] = useState<Stage | null>(null);
-  const [progress, setProgress] = useState<Progress>({ sent: 0, total: 0 });
-  const [version, setVersion] = useState<Version | null>(null);
-  const [error, setError] = useState<unknown>(null);
-  const running = useRef<AbortController | null>(null);
-  const busy = stage === "sending" || stage === "checking";
-  useEffect(() => () => running.current?.abort(), []);
-  useEffect(() => {
-    if (!busy) return;
-    // The browser asks before a reload, which would end the upload.
-    const warn = (event: BeforeUnloadEvent) => event.preventDefault();
-    addEventListener("beforeunload", warn);
-    return () => removeEventListener("beforeunload", warn);
-  }, [busy]);
-  const choose = (chosen: File) => {
-    setFile(chosen);
-    setStage(null);
-    setError(null);
-    if (!fields.name) set({ name: nameOf(chosen) });
+  const [fields, set, , kept] = useDraft<Fields>(asked ? `upload ${asked}` : "upload", { ...FIRST, name: asked });
+  const [file, now, busy] = [chosen.value, run.value, isBusy()];
+  const take = (taken: File) => {
+    choose(taken);
+    if (!fields.name) set({ name: nameOf(taken) });
   };
-  const start = async (event: Event) => {
+  const submit = (event: Event) => {
     event.preventDefault();
-    if (!file) return;
-    const abort = new AbortController();
-    running.current = abort;
-    setError(null);
-    setVersion(null);
-    setProgress({ sent: 0, total: file.size });
-    setStage("sending");
-    const [method, path] = pathOf(fields);
-    try {
-      const text = await upload(method, path, file, (now) => {
-        setProgress(now);
-        if (now.sent >= now.total) setStage("checking");
-      }, abort.signal);
-      setVersion(JSON.parse(text) as Version);
-      setStage("loading");
-    } catch (failure) {
-      setError(failure);
-      setStage("failed");
-    }
+    void start(fields);
   };
   return (
     <>
-      <div class="head"><h1>Upload a model</h1></div>
+      <Head title="Upload a model" />
       <div class="cards">
         <Card title="The model">
-          <form onSubmit={(event) => void start(event)}>
-            <Drop label="Model file" onFile={choose}>
-              {file ? <><b>{file.name}</b>, {bytes(file.size)}</> : "Drop a model here, or choose its file: ONNX, a framework's that is imported, or a zip or tar of a folder."}
-            </Drop>
+          <form onSubmit={submit}>
+            {busy ? (
+              <p><b>{file?.name}</b>, {bytes(file?.size)}</p>
+            ) : (
+              <Drop label="Model file" onFile={take}>
+                {file ? <><b>{file.name}</b>, {bytes(file.size)}</> : "Drop a model here, or choose its file: ONNX, a framework's that is imported, or a zip or tar of a folder."}
+              </Drop>
+            )}
             {!file && kept && fields.name && <p class="hint">A reload forgets the file: choose it again.</p>}
             <FieldInputs fields={fields} set={set} />
             <div class="actions">
-              <Button type="submit" kind="main" disabled={!file || busy || !fields.name.trim()}>{stage === "failed" ? "Send again" : "Upload"}</Button>
-              {busy && <Button kind="danger" onClick={() => running.current?.abort()}>Cancel</Button>}
+              <Button type="submit" kind="main" disabled={!file || busy || !fields.name.trim()}>{now?.stage === "failed" || now?.stage === "cancelled" ? "Send again" : "Upload"}</Button>
+              {busy && <Button kind="danger" onClick={cancel}>Cancel</Button>}
             </div>
           </form>
         </Card>
-        {stage && (
-          <Card title="What happens">
-            {stage === "sending" && (
-              <>
-                <progress aria-label="progress of the upload" value={progress.sent} max={progress.total || 1} />
-                <p class="hint">{bytes(progress.sent)} of {bytes(progress.total)}, {percent(progress.sent / (progress.total || 1))}</p>
-              </>
-            )}
-            <Stages stage={stage} sent={progress.sent >= progress.total} model={fields.name.trim()} version={version} settled={(now) => (setVersion(now), setStage(now.state === "failed" ? "failed" : "done"))} />
-            {stage === "failed" && (
-              <>
-                <ErrorLine error={error ?? version?.reason} />
-                <p><b>What to do:</b> {error ? advice(error) : "The file was taken, and workers cannot load it. The reason says why; mend it and upload it again, or load the model to try once more."}</p>
-              </>
-            )}
-            {version && (stage === "done" || stage === "loading") && <Verdict version={version} />}
-          </Card>
-        )}
+        {now && <Happening now={now} />}
       </div>
     </>
   );
 }
 
 function FieldInputs({ fields, set }: { fields: Fields; set: (change: Partial<Fields>) => void }) {
-  const check = (name: "activate" | "pickle" | "code", title: string) => (
-    <label class="line">
-      <input type="checkbox" checked={fields[name]} onChange={(event) => set({ [name]: event.currentTarget.checked })} />
-      {title}
-    </label>
-  );
+  const text = (name: "name" | "version" | "inputs" | "config") => ({ value: fields[name], onText: (value: string) => set({ [name]: value }) });
   return (
     <>
-      <label for="name">Name</label>
-      <input id="name" required autocomplete="off" spellcheck={false} value={fields.name} onInput={(event) => set({ name: event.currentTarget.value })} />
-      <label for="version">Version</label>
-      <input id="version" inputMode="numeric" pattern="\s*[0-9]*\s*" value={fields.version} aria-describedby="version-hint" onInput={(event) => set({ version: event.currentTarget.value })} />
-      <p class="hint" id="version-hint">A whole number; empty: the next one.</p>
-      {check("activate", "Make it the version that answers, when it is ready")}
+      <Field title="Name" required autocomplete="off" {...text("name")} />
+      <Field title="Version" hint="A whole number; empty: the next one." inputMode="numeric" pattern="\s*[0-9]*\s*" {...text("version")} />
+      <Check title="Make it the version that answers, when it is ready" checked={fields.activate} onCheck={(activate) => set({ activate })} />
       <details open={fields.pickle || fields.code || !!fields.inputs || !!fields.config}>
         <summary>Options of imports, and configuration</summary>
-        {check("pickle", "It is a pickle, which can execute code: load classes of a list alone, in the sandbox")}
-        {check("code", "Its folder brings code: run it, in the sandbox")}
-        <label for="inputs">Inputs that the file does not describe</label>
-        <textarea id="inputs" spellcheck={false} value={fields.inputs} aria-describedby="inputs-hint" onInput={(event) => set({ inputs: event.currentTarget.value })} />
-        <p class="hint" id="inputs-hint">As TorchScript needs them, one a line: name:datatype:shape, with -1 for a size that varies, like x:FP32:-1,3,224,224</p>
-        <label for="config">Configuration as JSON</label>
-        <textarea id="config" spellcheck={false} value={fields.config} aria-describedby="config-hint" onInput={(event) => set({ config: event.currentTarget.value })} />
-        <p class="hint" id="config-hint">{'Like {"rows_max": 32, "pools": ["cpu"]}; empty: the check decides.'}</p>
+        <Check title={PICKLE} checked={fields.pickle} onCheck={(pickle) => set({ pickle })} />
+        <Check title={CODE} checked={fields.code} onCheck={(code) => set({ code })} />
+        <Field title="Inputs that the file does not describe" lines={2} {...text("inputs")}
+          hint="As TorchScript needs them, one a line: name:datatype:shape, with -1 for a size that varies, like x:FP32:-1,3,224,224" />
+        <Field title="Configuration as JSON" lines={3} hint={'Like {"rows_max": 32, "pools": ["cpu"]}; empty: the check decides.'} {...text("config")} />
       </details>
     </>
+  );
+}
+
+function Happening({ now }: { now: Run }) {
+  const { stage, version, error } = now;
+  return (
+    <Card title={`Upload of ${now.model}`}>
+      {stage === "sending" && (
+        <>
+          <progress aria-label="progress of the upload" value={now.sent} max={now.total || 1} />
+          <p class="hint">{bytes(now.sent)} of {bytes(now.total)}, {percent(now.sent / (now.total || 1))}</p>
+        </>
+      )}
+      {stage === "cancelled" ? <p role="status">It was cancelled. The server has kept nothing of it; the file and the fields are still here.</p> : <Stages now={now} />}
+      {stage === "failed" && (
+        <>
+          <ErrorLine error={error ?? version?.reason} />
+          <p><b>What to do:</b> {error ? advice(error) : "The file was taken, and workers cannot load it. The reason says why; mend it and upload it again, or load the model to try once more."}</p>
+        </>
+      )}
+      {version && (stage === "done" || stage === "loading") && <Verdict version={version} />}
+    </Card>
   );
 }
 
@@ -180,11 +125,9 @@ const ORDER: [Stage, string][] = [
 ];
 
 /** The steps, and where it is. While the server works, the state of the upload is asked for. */
-function Stages(props: { stage: Stage; sent: boolean; model: string; version: Version | null; settled: (version: Version) => void }) {
-  const { stage, model, version } = props;
+function Stages({ now: { stage, model, version, began, sent, total } }: { now: Run }) {
   const [state, setState] = useState("");
-  const [began] = useState(Date.now());
-  const [now, setNow] = useState(Date.now());
+  const [clock, setClock] = useState(Date.now());
   const [lost, setLost] = useState<unknown>(null);
   const watched = stage === "checking" || stage === "loading";
   const number = version?.version ?? null;
@@ -192,14 +135,14 @@ function Stages(props: { stage: Stage; sent: boolean; model: string; version: Ve
     if (!watched) return;
     const abort = new AbortController();
     const look = async () => {
-      setNow(Date.now());
+      setClock(Date.now());
       try {
         const found = await get<Model>(admin("models", model), abort.signal);
         const one = number === null ? found.versions.find((each) => !each.digest) : found.versions.find((each) => each.version === number);
         setLost(null);
         if (!one) return;
         setState(one.state);
-        if (number !== null && ["ready", "standby", "failed", "unloaded"].includes(one.state)) props.settled(one);
+        if (number !== null && ["ready", "standby", "failed", "unloaded"].includes(one.state)) change({ version: one, stage: one.state === "failed" ? "failed" : "done" });
       } catch (failure) {
         // While its first version is checked there may be no such model yet.
         if (!abort.signal.aborted && !(failure instanceof ApiError && failure.status === 404)) setLost(failure);
@@ -213,7 +156,7 @@ function Stages(props: { stage: Stage; sent: boolean; model: string; version: Ve
     };
   }, [watched, model, number]);
   const failed = stage === "failed";
-  const at = failed ? (version ? 2 : props.sent ? 1 : 0) : ORDER.findIndex(([name]) => name === stage);
+  const at = failed ? (version ? 2 : sent >= total ? 1 : 0) : ORDER.findIndex(([name]) => name === stage);
   return (
     <>
       <ol class="steps" aria-live="polite">
@@ -228,27 +171,26 @@ function Stages(props: { stage: Stage; sent: boolean; model: string; version: Ve
           );
         })}
       </ol>
-      {watched && <p class="hint">{seconds(Math.round((now - began) / 1000))} so far. Large models may take minutes.</p>}
+      {watched && <p class="hint">{seconds(Math.round((clock - began) / 1000))} so far. Large models may take minutes.</p>}
       {lost !== null && watched && <p class="note" role="status">{textOf(lost)}; the page asks again.</p>}
     </>
   );
 }
 
 function Verdict({ version }: { version: Version & { existing?: boolean } }) {
-  const [kind, words] = stateWords(version.state);
   return (
     <>
       <p>
-        <Badge kind={kind}>{words}</Badge> <b>{version.model}</b> version {version.version}: {MEANING[version.state]}
+        <State of={version.state} /> <b>{version.model}</b> version {version.version}: {MEANING[version.state]}
         {version.existing && " It was there already, with the same bytes and configuration: no new version was made."}
       </p>
-      <dl class="pairs">
-        {version.usage && <><dt>Takes</dt><dd>{version.usage.sentence}</dd></>}
-        <dt>Batching</dt><dd>{batchingText(version)}</dd>
-        {version.imported && <><dt>Made from</dt><dd>{version.imported.importer}; {version.imported.rows} rows give the same answers</dd></>}
-        {version.reason && <><dt>Reason</dt><dd>{version.reason}</dd></>}
-        {version.notes.map((note) => <><dt>Note</dt><dd>{note}</dd></>)}
-      </dl>
+      <Facts of={[
+        ["Takes", version.usage?.sentence],
+        ["Batching", batchingText(version)],
+        ["Made from", version.imported && `${version.imported.importer}; ${version.imported.rows} rows give the same answers`],
+        ["Reason", version.reason],
+        ...version.notes.map((note): [string, string] => ["Note", note]),
+      ]} />
       <div class="actions">
         {session.value?.can.infer && <a class="button main" href={link(["models", version.model], { tab: "try" })}>Try it</a>}
         <a class="button" href={link(["models", version.model])}>See the model</a>
