@@ -1,4 +1,4 @@
-"""A server with two models and a key, and a browser; one of each for a file of tests."""
+"""A server with two models and a key, and a browser: one of each for all files that a process of tests runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kit.stack import Stack, running_stack
 from tests.plugins.console.e2e.keys import create_key
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """As an operator runs it: a gateway, a pool that scales, a controller. As there is a key, each call needs one."""
     folder = tmp_path_factory.mktemp("server")
@@ -23,10 +23,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     with running_browser() as browser:
         yield browser
+
+
+@pytest.fixture(scope="session")
+def writing_key(server: Stack) -> str:
+    """The secret of a key that may call, read and change all models, and nothing else."""
+    return create_key(server, "writing", "infer:*", "models:read:*", "models:write:*", "metrics")
 
 
 @pytest.fixture
@@ -40,4 +46,11 @@ def visitor(browser: Browser, server: Stack) -> Iterator[Visitor]:
 def operator(visitor: Visitor, server: Stack) -> Visitor:
     """Who has signed in with the token of the home."""
     visitor.sign_in(server.key).get_by_role("link", name="Audit").wait_for()
+    return visitor
+
+
+@pytest.fixture
+def writer(visitor: Visitor, writing_key: str) -> Visitor:
+    """Who has signed in with a key that may change models."""
+    visitor.sign_in(writing_key).get_by_role("link", name="Upload", exact=True).wait_for()
     return visitor

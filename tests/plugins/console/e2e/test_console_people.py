@@ -74,6 +74,43 @@ def test_a_key_is_created_used_and_revoked_in_the_page(operator, server):
     assert infer(server, "one", secret).status_code == 401
 
 
+def test_a_key_is_rotated_and_the_secret_before_ends(operator, server):
+    old = create_key(server, "turned", "infer:one")
+    page = operator.open("keys")
+    page.get_by_role("button", name="Rotate the key turned").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Name, scopes and limits stay.")
+    page.get_by_label("Hours for which").fill("0")
+    page.get_by_role("button", name="Rotate", exact=True).click()
+    new = page.get_by_label("secret of the key turned").inner_text()
+    assert (infer(server, "one", old).status_code, infer(server, "one", new).status_code) == (401, 200)
+    page.get_by_role("button", name="I have it").click()
+    expect(page.get_by_label("secret of the key turned")).to_have_count(0)
+    assert server.http.delete("/admin/v1/keys/turned").status_code == 200
+
+
+def test_a_writer_is_offered_models_and_uploads_and_no_keys(writer):
+    shown = set(shown_pages(writer.page))
+    assert {"Overview", "Models", "Upload", "Workers", "Requests"} <= shown
+    assert shown.isdisjoint({"Keys", "Audit", "Logs"})
+    page = writer.open("models", "one")
+    expect(page.get_by_role("button", name="Unload")).to_be_visible()
+    expect(page.get_by_role("tab", name="Keys")).to_have_count(0)
+
+
+def test_a_key_that_may_only_call_tries_models_and_sees_no_more(visitor, server):
+    page = visitor.sign_in(create_key(server, "caller", "infer:one"))
+    expect(page.get_by_role("heading", name="Models", level=1)).to_be_visible()
+    assert shown_pages(page) == ["Models"]
+    row = page.get_by_role("region", name="models").get_by_role("row").filter(has_text="one")
+    expect(row).to_contain_text("ready")
+    expect(page.get_by_text("other", exact=True)).to_have_count(0)
+    page.get_by_role("link", name="one", exact=True).click()
+    expect(page.get_by_text("Your key may call this model, and not read more about it.")).to_be_visible()
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_text("Answered in")).to_be_visible()
+    expect(page.get_by_label("call with curl")).to_contain_text("/v2/models/one/infer")
+
+
 def test_a_form_that_is_not_sent_outlives_a_reload(operator):
     page = operator.open("keys")
     page.get_by_role("button", name="Create a key").click()
