@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from millstream.gateway.catalog.snapshot import Snapshot, VersionView
 from millstream.gateway.observing.observer import Observer
@@ -78,12 +78,20 @@ class Composer(Protocol):
     """What a format adds whose versions are composed (`Format.composer`)."""
 
     def compose(
-        self, path: Path, checked: CheckedModel, config: ModelConfig, model: str, snapshot: Snapshot
+        self,
+        source: Path | Mapping[str, Any],
+        checked: CheckedModel,
+        config: ModelConfig,
+        model: str,
+        snapshot: Snapshot,
     ) -> CheckedModel:
         """Return a checked upload with its parts and its signature. Raises Failure(INVALID).
 
-        `path`: of its file in the staging folder. `model`: to which it is uploaded.
+        `source`: its file, or Triton's configuration of it in JSON form. `model`: to which it is uploaded.
         """
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Raise Failure(INVALID) for a configuration of Triton, in JSON form, that is wrong whatever it composes."""
 
     def runner(self, path: Path, made: ComposedParts) -> Runner:
         """Return what runs a version with the file at `path`. Blocking. Raises Failure, OSError."""

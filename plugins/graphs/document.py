@@ -80,6 +80,7 @@ class Graph(BaseModel):
         inputs: what it says of its inputs, in their order; those that it does not name follow, as its steps name them.
         answers: what it says of its outputs.
         batching: whether its rows are independent; None: they are if those of all steps are.
+        ensemble: Triton's configuration that it was read from; empty: it is of another form.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -90,6 +91,7 @@ class Graph(BaseModel):
     outputs: dict[TensorName, Sources] = Field(min_length=1, max_length=TENSORS_MAX)
     answers: dict[TensorName, DeclaredTensor] = {}
     batching: bool | None = None
+    ensemble: dict[str, Any] = {}
 
 
 class Reference(BaseModel):

@@ -15,13 +15,16 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from millstream.plugins.graphs.document import Graph
+from millstream.plugins.graphs.ensemble import read_ensemble
 from millstream.services.errors import invalid
 from millstream.services.nearest_names import unknown_key
+from millstream.services.plugin.registry import is_on
 
 FORMAT = "graph"
 BYTES_MAX = 256 << 10
 DEPTH_MAX = 12  # of nested values; a graph has fewer
 _STEPS, _OUTPUTS = re.compile(r"^steps\s*:", re.MULTILINE), re.compile(r"^outputs\s*:", re.MULTILINE)
+_ENSEMBLE = re.compile(r"^ensemble_scheduling\s*\{", re.MULTILINE)
 _JSON = re.compile(r"\s*\{")
 _JSON_STEPS, _JSON_OUTPUTS = re.compile(r'"steps"\s*:'), re.compile(r'"outputs"\s*:')
 
@@ -33,7 +36,7 @@ def is_graph_file(path: Path) -> bool:
     if b"\0" in head:
         return False
     text = head.decode("utf-8", "replace")
-    return _is_ours(text)
+    return _is_ours(text) or bool(_ENSEMBLE.search(text))
 
 
 def _is_ours(text: str) -> bool:
@@ -52,7 +55,18 @@ def read_graph(path: Path) -> Graph:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise invalid(f"the graph is not UTF-8: {error.reason} at byte {error.start}") from None
+    if _ENSEMBLE.search(text):
+        return read_ensemble(_config(text))
     return parse(_json(text) if _JSON.match(text) else _yaml(text))
+
+
+def _config(text: str) -> dict[str, Any]:
+    """Return Triton's configuration in its JSON form. Raises Failure(INVALID)."""
+    if not is_on("triton"):
+        raise invalid("an ensemble of Triton is read by the plug-in triton, which is off")
+    from millstream.plugins.compat.triton.config.config import from_text
+
+    return from_text(text).document()
 
 
 def parse(document: Any) -> Graph:

@@ -53,7 +53,8 @@ class GraphPlan:
     """A graph that can run.
 
     `steps`: each after those that it waits for. `outputs`: slots of each output, of which the first that was made
-    counts. `producers`: the step of each slot; None: it is an input. `datatypes`: of each slot.
+    counts. `producers`: the step of each slot; None: it is an input. `datatypes`: of each slot. `reshapes`: whether a
+    tensor of one row may lose or gain its rows between steps, as in Triton's ensembles.
 
     Args:
         structure: of the graph.
@@ -66,6 +67,7 @@ class GraphPlan:
 
     def __init__(self, structure: Structure, parts: Sequence[VersionPart], signatures: Sequence[Signature]) -> None:
         self._structure, graph = structure, structure.graph
+        self.reshapes = graph.form == "triton"
         self._of = dict(zip(graph.steps, zip(parts, signatures, strict=True), strict=True))
         self._specs: list[TensorSpec] = []  # of each slot
         self._slots: dict[tuple[str | None, str], int] = {}
@@ -123,7 +125,8 @@ class GraphPlan:
                 raise invalid(f"{where} is missing: name where it comes from")
             slots = tuple(self._slot(source, where) for source in sources)
             for slot, source in zip(slots, sources, strict=True):
-                self._check(self._specs[slot], spec, source, where)
+                if not self.reshapes:  # else Triton's rules were checked (ensemble.py)
+                    self._check(self._specs[slot], spec, source, where)
             inputs.append(slots)
         reads = (
             {} if condition is None else {one: self._slot(one, f"{part.label}, condition") for one in condition.names}
@@ -135,6 +138,7 @@ class GraphPlan:
 
     @staticmethod
     def _check(source: TensorSpec, target: TensorSpec, name: str, where: str) -> None:
+        """Raise Failure(INVALID) if a source does not fit an input of a step."""
         if source.datatype != target.datatype:
             raise invalid(f"{where} takes {target.datatype}, and '{name}' is {source.datatype}")
         if _merged(source.shape, target.shape) is None:
@@ -158,7 +162,7 @@ class GraphPlan:
                 if spec is None:
                     spec, first = target, where
                     continue
-                shape = _merged(spec.shape, target.shape)
+                shape = spec.shape if self.reshapes else _merged(spec.shape, target.shape)
                 if spec.datatype != target.datatype or shape is None:
                     was, now = f"{spec.datatype} {list(spec.shape)}", f"{target.datatype} {list(target.shape)}"
                     raise invalid(f"{where}, which takes {now}, and {first}, which takes {was}: they do not fit")
@@ -167,7 +171,10 @@ class GraphPlan:
         if spec is None:  # conditions alone read it, or inputs that no version has, which is refused with their names
             datatype, shape = (None, None) if declared is None else (declared.datatype, declared.shape)
             spec = TensorSpec(name=name, datatype=datatype or "FP32", shape=(-1,) if shape is None else shape)
-        shape = _declared(f"input '{name}'", spec, declared, narrows=True)
+        if self.reshapes and declared is not None and declared.shape is not None:
+            shape = declared.shape
+        else:
+            shape = _declared(f"input '{name}'", spec, declared, narrows=True)
         return TensorSpec(name=name, datatype=spec.datatype, shape=shape, optional=optional)
 
     def _output(self, name: str, slots: Sequence[int]) -> TensorSpec:
@@ -181,10 +188,14 @@ class GraphPlan:
             shape = tuple(a if a == b else -1 for a, b in zip(shape, spec.shape, strict=True))
         spec = TensorSpec(name=name, datatype=specs[0].datatype, shape=shape)
         declared = self._structure.graph.answers.get(name)
+        if self.reshapes and declared is not None and declared.shape is not None:
+            return spec.model_copy(update={"shape": declared.shape})
         return spec.model_copy(update={"shape": _declared(f"output '{name}'", spec, declared, narrows=False)})
 
     def _batching(self, outputs: Sequence[TensorSpec]) -> bool:
         """Whether rows of the graph are independent: if those of all steps are, unless the graph says otherwise."""
+        if self.reshapes:
+            return bool(self._structure.graph.batching)
         with_rows = all(spec.shape[:1] == (-1,) for spec in (*self.inputs, *outputs))
         able = with_rows and all(signature.batching for _, signature in self._of.values())
         asked = self._structure.graph.batching

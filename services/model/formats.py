@@ -11,6 +11,7 @@ from millstream.services.plugin.registry import load_for, named
 
 ONNX = "onnx"
 PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
+ENSEMBLE = "ensemble"  # Triton's platform of versions that run other versions
 
 
 def formats() -> Mapping[str, Format]:
@@ -21,6 +22,11 @@ def formats() -> Mapping[str, Format]:
 def format_of(path: Path) -> Format | None:
     """Return the format of the file at `path`, by its content; None: it is ONNX, or nothing known. Raises OSError."""
     return next((one for one in formats().values() if load_for(one, one.recognises)(path)), None)
+
+
+def format_of_platform(platform: str) -> Format | None:
+    """Return the format that Triton's protocol has this platform for; None: no plug-in adds it."""
+    return next((one for one in formats().values() if one.platform == platform), None)
 
 
 def platform_of(manifest: Manifest) -> tuple[str, str]:

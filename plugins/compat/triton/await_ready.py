@@ -127,6 +127,8 @@ class ReadyWaiter:
             )
 
     def _ready(self, manifest: Manifest) -> bool:
+        if manifest.parts:  # of these only versions that serve, or load on demand, are parts
+            return True
         return any(instance.state is State.READY for instance in self._instances(manifest))
 
     def _is_on_standby(self, manifest: Manifest) -> bool:

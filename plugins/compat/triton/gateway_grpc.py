@@ -79,7 +79,8 @@ class TritonCalls:
             if name != "unload_dependents":
                 raise invalid(f"unrecognized unload parameter '{excerpt(name)}': send 'unload_dependents'")
             _field(name, parameter, "bool_param")
-        await control.unload(request.model_name)
+        steps = request.parameters["unload_dependents"].bool_param if request.parameters else False
+        await control.unload(request.model_name, steps=steps)
         return pb.RepositoryModelUnloadResponse()
 
     async def system_status(self, request: Any, _: Any) -> Any:

@@ -13,16 +13,19 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream.gateway.access.principal import owner_name, shown
+from millstream.gateway.access.principal import CALLER, owner_name, shown
 from millstream.gateway.catalog.catalog import Catalog
+from millstream.gateway.catalog.parts import is_current
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from millstream.plugins.compat.triton.await_ready import READY_S_MAX, ReadyWaiter
 from millstream.plugins.compat.triton.candidates import Candidate, manifest_of
 from millstream.plugins.compat.triton.config.config import ParsedConfig, from_json
 from millstream.plugins.compat.triton.config.repositories import ModelRepositories
+from millstream.plugins.compat.triton.ensembles import check_ensemble, ensemble_manifest, is_ensemble, models_of_steps
 from millstream.plugins.compat.triton.load_changes import LoadChanges
 from millstream.plugins.compat.triton.settings import TritonSettings
 from millstream.plugins.compat.triton.version_sources import VersionSources
@@ -47,6 +50,8 @@ ANSWERS_S_MAX = 5.0
 ANSWERS_PAUSE_S = 0.02
 #: failures that the caller, or the owner of the folder, can correct
 _CALLER_ERRORS = {Code.INVALID, Code.NOT_FOUND, Code.MODEL}
+#: the ensembles for whose steps the current task loads a model
+_LOADING: ContextVar[tuple[str, ...]] = ContextVar("LOADING", default=())
 READY, UNAVAILABLE, LOADING, UNLOADING = "READY", "UNAVAILABLE", "LOADING", "UNLOADING"
 _STANDBY = "on standby: its first call loads it"
 _BEING_LOADED = {State.LOADING, State.WARMING}
@@ -145,7 +150,7 @@ class RepositoryLoader:
                     await held.enter_async_context(self._uploading(model, sum(map(len, files.values()))))
                 await held.enter_async_context(self._locked(model))
                 try:
-                    return await self._load(model, folder, config, files, retry=retry)
+                    versions = await self._load(model, folder, config, files, retry=retry)
                 except Failure as failure:
                     if folder is not None and failure.code is not Code.NOT_FOUND:  # else it was deleted meanwhile
                         await self._note_failure(model, folder, _load_failure(model, failure).message)
@@ -154,16 +159,33 @@ class RepositoryLoader:
             reply = _load_failure(model, failure)
             log.warning("%s", reply.message, extra=about(model, code=failure.code.value))
             raise reply from failure
+        await asyncio.create_task(self._reload_ensembles(model))  # in a context of its own
+        return versions
 
-    async def unload(self, model: str) -> None:
-        """Stop serving a model. Nothing is deleted, and an unknown model is no error."""
+    async def unload(self, model: str, *, steps: bool = False) -> None:
+        """Stop serving a model. Nothing is deleted, and an unknown model is no error.
+
+        `steps`: also the models that it runs as an ensemble, unless others run them, too.
+        """
         try:
             check_name(model)
         except Failure:
             return
+        for step in self._steps_alone(model) if steps else ():
+            await self.unload(step, steps=True)
         await to_end_in_storage_thread(self._changes.unload, model)
         await self._catalog.announce(model)
         audit("unloaded", model)
+
+    def _steps_alone(self, model: str) -> set[str]:
+        """Return the models that loaded versions of an ensemble run, and no other model's."""
+
+        def run_by(view: ModelView) -> set[str]:
+            return {part.model for one in view.versions.values() if one.loaded for part in one.manifest.parts}
+
+        models = self._catalog.snapshot.models
+        others = {name for other, view in models.items() if other != model for name in run_by(view)}
+        return run_by(models[model]) - others if model in models else set()
 
     def _find_folder(self, model: str, files: Mapping[str, bytes]) -> Path | None:
         """Return the model repository in place that has the model, or None. Raises Failure(NOT_FOUND) if unknown."""
@@ -208,6 +230,7 @@ class RepositoryLoader:
         source = await self._sources.find(model, folder, from_json(config) if config is not None else None, files)
         manifests = list(source.unchanged)
         try:
+            await self._load_steps(model, source.config, retry=retry)
             manifests += [await self._manifest(candidate, source.config) for candidate in source.candidates]
             if retry:
                 manifests = await to_end_in_storage_thread(
@@ -231,6 +254,52 @@ class RepositoryLoader:
         audit("loaded", model, versions=" ".join(map(str, versions)))
         return versions
 
+    async def _load_steps(self, model: str, config: ParsedConfig | None, *, retry: bool) -> None:
+        """Load the models that an ensemble runs and that do not serve yet, as Triton does. Raises Failure."""
+        if config is not None and is_ensemble(config):
+            check_ensemble(config, model)
+        for step in models_of_steps(config):
+            chain = (*_LOADING.get(), model)
+            if step in chain:
+                circle = " -> ".join((chain[chain.index(step)], "...", model, step))
+                raise Failure(Code.INVALID, f"circular dependency between ensembles: {circle}")
+            view = self._catalog.snapshot.models.get(step)
+            if view is None or view.serving is None:
+                await self._load_step(model, step, chain, retry=retry)
+
+    async def _load_step(self, model: str, step: str, chain: tuple[str, ...], *, retry: bool) -> None:
+        token = _LOADING.set(chain)
+        try:
+            await self.load(step, None, {}, retry=retry)
+        except Failure as failure:
+            if "circular dependency" in failure.message:
+                raise Failure(Code.INVALID, failure.message.partition(": ")[2]) from None
+            if failure.code is Code.NOT_FOUND or not await asyncio.to_thread(self._model_repositories.find, step):
+                what = f"ensemble {model} contains models that are not available or ambiguous: {step}"
+                raise Failure(Code.INVALID, what) from None
+            raise Failure(
+                Code.INVALID,
+                f"ensemble '{model}' depends on '{step}' which has no loaded version. Model '{step}' loading failed "
+                f"with error: {failure.message}",
+            ) from None
+        finally:
+            _LOADING.reset(token)
+
+    async def _reload_ensembles(self, model: str) -> None:
+        """Have the ensembles in place that run a model follow its new versions, whoever loaded these."""
+        CALLER.set(None)
+        models = self._catalog.snapshot.models
+        for name, view in models.items():
+            stale = any(
+                one.loaded
+                and not is_current(models, one.manifest)
+                and any(p.model == model for p in one.manifest.parts)
+                for one in view.versions.values()
+            )
+            if stale and view.source is not None and name not in _LOADING.get():
+                with suppress(Failure):  # it was logged, and the page of the ensemble says it
+                    await self.load(name, None, {}, retry=False)
+
     async def _wait_answering(self, manifests: Sequence[Manifest]) -> None:
         """Wait until this gateway answers for all versions, but at most ANSWERS_S_MAX."""
         until = time.monotonic() + ANSWERS_S_MAX
@@ -239,6 +308,8 @@ class RepositoryLoader:
 
     async def _manifest(self, candidate: Candidate, config: ParsedConfig | None) -> Manifest:
         assert config is not None
+        if is_ensemble(config):
+            return ensemble_manifest(candidate, config, self._catalog.snapshot)
         try:
             return await manifest_of(candidate, config, self._settings)
         except Failure as failure:

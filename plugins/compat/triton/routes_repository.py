@@ -93,10 +93,11 @@ async def repository_model_load(
 )
 async def repository_model_unload(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
     document = await _document(await read_body(request, SMALL_BYTES_MAX), SMALL_BYTES_MAX)
-    for name, value in _parameters(document).items():
+    parameters = _parameters(document)
+    for name, value in parameters.items():
         if name != "unload_dependents" or not isinstance(value, bool):
             raise invalid(f"parameter {name[:80]!r}: only unload_dependents, true or false, is known")
-    await deps.part(Triton).loader.unload(model)
+    await deps.part(Triton).loader.unload(model, steps=parameters.get("unload_dependents", False))
     return {"name": model, "unload": True}
 
 

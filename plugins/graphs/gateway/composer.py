@@ -16,6 +16,7 @@ from millstream.gateway.access.principal import require
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot
 from millstream.gateway.scheduling.composed import ComposedParts
 from millstream.plugins.graphs.document import Graph, Step
+from millstream.plugins.graphs.ensemble import check_models, read_ensemble
 from millstream.plugins.graphs.forms import FORMAT, read_graph
 from millstream.plugins.graphs.gateway.run import GraphRunner
 from millstream.plugins.graphs.graph_plan import GraphPlan
@@ -35,15 +36,27 @@ class GraphComposer:
     """The composer of graphs (gateway/scheduling/composed.py)."""
 
     def compose(
-        self, path: Path, checked: CheckedModel, config: ModelConfig, model: str, snapshot: Snapshot
+        self,
+        source: Path | Mapping[str, Any],
+        checked: CheckedModel,
+        config: ModelConfig,
+        model: str,
+        snapshot: Snapshot,
     ) -> CheckedModel:
         """Return a checked graph with its parts and its signature. Raises Failure: INVALID, FORBIDDEN (a step)."""
-        graph = read_graph(path)
-        if config.batching is not None:
+        graph = read_graph(source) if isinstance(source, Path) else read_ensemble({"name": model, **source})
+        if config.batching is not None and not graph.ensemble:
             graph = graph.model_copy(update={"batching": config.batching})
-        parts = tuple(_pinned(name, step, snapshot) for name, step in graph.steps.items())
+        parts = tuple(_pinned(name, step, snapshot, graph.ensemble) for name, step in graph.steps.items())
         manifests = [snapshot.models[part.model].versions[part.version].manifest for part in parts]
         _check_depth(model, manifests, snapshot.models)
+        if graph.ensemble:
+            check_models(
+                graph,
+                [one.model for one in manifests],
+                [one.answered for one in manifests],
+                [int(one.triton.get("max_batch_size", 0)) for one in manifests],
+            )
         plan = GraphPlan(Structure(graph), parts, [one.answered for one in manifests])
         return checked.model_copy(
             update={
@@ -53,9 +66,14 @@ class GraphComposer:
             }
         )
 
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Raise Failure(INVALID) for an ensemble that is wrong whatever models it runs."""
+        Structure(read_ensemble(config))
+
     def runner(self, path: Path, made: ComposedParts) -> GraphRunner:
         """Return what runs the graph at `path`. Blocking. Raises Failure(INVALID), OSError."""
-        return GraphRunner(Structure(read_graph(path)), made)
+        config = made.manifest.triton
+        return GraphRunner(Structure(read_ensemble(config) if config else read_graph(path)), made)
 
 
 COMPOSER = GraphComposer()
@@ -71,14 +89,20 @@ def graph_of(repository: FolderRepository, manifest: Manifest) -> dict[str, Any]
     return {}
 
 
-def _pinned(name: str, step: Step, snapshot: Snapshot) -> VersionPart:
-    """Return the version that a step runs from now on. Raises Failure: INVALID (there is none), FORBIDDEN."""
+def _pinned(name: str, step: Step, snapshot: Snapshot, ensemble: Mapping[str, Any]) -> VersionPart:
+    """Return the version that a step runs from now on. Raises Failure: INVALID (there is none), FORBIDDEN.
+
+    `ensemble`: Triton's configuration; empty: it is a graph of another form.
+    """
     require(Need.INFER, step.model)
     try:
         view = snapshot.model(step.model).version(step.version)
     except Failure as failure:
         if failure.code is not Code.NOT_FOUND:
             raise
+        if ensemble and step.version is not None:
+            whose = f"'{step.model}' whose required version {step.version} is not loaded"
+            raise invalid(f"ensemble '{ensemble['name']}' depends on {whose}") from None
         raise invalid(f"step '{name}': {failure.message}") from None
     manifest = view.manifest
     return VersionPart(

@@ -310,7 +310,7 @@ class GraphRun:
         step, whole = self._plan.steps[number], self.whole
         try:
             route = self._runner.route(step.part.content_id, step.part.label)
-            inputs, rows = _inputs(route.plans, values)
+            inputs, rows = _inputs(route.plans, values, reshapes=self._plan.reshapes)
         except Failure as failure:
             raise _of_step(step, failure) from None
         now = time.monotonic()
@@ -339,13 +339,20 @@ class GraphRun:
                 if value is None:
                     return False
                 if value is not SKIPPED:
-                    reply[index] = OutputTensor(reply[index].datatype, value.shape, value.data)
+                    reply[index] = self._answered(index, value)
                     break
             else:
                 return False
         self._end()
         self._lane.answer(self.whole, reply)
         return True
+
+    def _answered(self, index: int, value: HeldTensor) -> OutputTensor:
+        spec, data = self._lane.manifest.signature.outputs[index], value.data
+        shape = _reshaped(value.shape, spec.shape) if self._plan.reshapes else value.shape
+        if shape != value.shape and not isinstance(data, list):
+            data = data.reshape(shape)
+        return OutputTensor(spec.datatype, shape, data)
 
     def _not_made(self) -> Failure:
         """Return the failure of a request with an output that no step made."""
@@ -392,7 +399,9 @@ def _nothing(datatype: str) -> Any:
     return [] if datatype == BYTES else _NOTHING
 
 
-def _inputs(plans: InputPlans, values: Sequence[HeldTensor]) -> tuple[list[InputTensor], int]:
+def _inputs(
+    plans: InputPlans, values: Sequence[HeldTensor], *, reshapes: bool = False
+) -> tuple[list[InputTensor], int]:
     """Return values as the inputs of a version, and their rows. Raises Failure(INVALID): a shape does not fit."""
     tensors: list[InputTensor | None] = []
     rows, first = 1, True
@@ -400,7 +409,8 @@ def _inputs(plans: InputPlans, values: Sequence[HeldTensor]) -> tuple[list[Input
         if value is SKIPPED:
             tensors.append(None)
             continue
-        extent = plan.fit(plan.datatype, value.shape)
+        shape = _reshaped(value.shape, plan.shape) if reshapes else value.shape
+        extent = plan.fit(plan.datatype, shape)
         if not first and extent.rows != rows:
             raise plans.rows_differ(plan)
         rows, first = extent.rows, False
@@ -410,6 +420,13 @@ def _inputs(plans: InputPlans, values: Sequence[HeldTensor]) -> tuple[list[Input
             size_bytes = len(data)
         tensors.append(InputTensor(extent.shape, data, size_bytes))
     return plans.complete(tensors), rows
+
+
+def _reshaped(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape with or without its one row, if that is what is wanted, as Triton does between steps."""
+    if len(shape) == len(wanted) - 1 and wanted[0] == -1:
+        return (1, *shape)
+    return shape[1:] if len(shape) == len(wanted) + 1 and shape[0] == 1 else shape
 
 
 def _readable(value: HeldTensor, datatype: str) -> ReadTensor:

@@ -29,7 +29,8 @@ def effective_config(manifest: Manifest) -> dict[str, Any]:
     _complete_tensors(message.input, manifest.signature.inputs, batching)
     _complete_tensors(message.output, manifest.answered.outputs, batching)
     _complete_policies(message, manifest)
-    _complete_instances(message, manifest)
+    if not manifest.parts:
+        _complete_instances(message, manifest)
     return _document(message)
 
 
@@ -55,7 +56,10 @@ def _complete_policies(message: Any, manifest: Manifest) -> None:
     for memory in (optimization.input_pinned_memory, optimization.output_pinned_memory):
         if not memory.ListFields():
             memory.enable = True
-    if manifest.signature.batching:
+    if manifest.parts:
+        if message.WhichOneof("scheduling_choice") is None:  # a graph of another form
+            message.ensemble_scheduling.SetInParent()
+    elif manifest.signature.batching:
         message.dynamic_batching.SetInParent()
     else:
         message.ClearField("dynamic_batching")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from millstream.plugins.compat.triton.config.config import CONFIG_BYTES_MAX, ParsedConfig, empty_config, from_text
 from millstream.plugins.compat.triton.config.unsupported_fields import REASONS_MAX, refuse, unsupported
 from millstream.services.errors import Code, Failure, Subject, invalid
-from millstream.services.model.formats import formats
+from millstream.services.model.formats import ENSEMBLE, formats
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.names import FILE, VERSION_MAX, is_version, plain_path
 from millstream.services.model.version_files import open_regular
@@ -52,7 +52,10 @@ def read_model_folder(path: Path, model: str, parsed: ParsedConfig | None) -> Mo
         check_config(parsed, model)
         versions = [int(entry.name) for entry in path.iterdir() if is_version(entry.name) and entry.is_dir()]
         served = served_versions(parsed.message, [version for version in versions if version <= VERSION_MAX])
-        given = parsed.message.default_model_filename
+        message = parsed.message
+        if message.platform == ENSEMBLE or message.WhichOneof("scheduling_choice") == "ensemble_scheduling":
+            return ModelFolder(path, parsed, dict.fromkeys(served, CONFIG))
+        given = message.default_model_filename
         names = (
             [plain_path(given, "default_model_filename")]
             if given

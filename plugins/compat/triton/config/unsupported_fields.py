@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from millstream.services.errors import invalid
-from millstream.services.model.formats import BACKEND, PLATFORM
+from millstream.services.model.formats import BACKEND, ENSEMBLE, PLATFORM, format_of_platform
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.placement.pools import pools_text
 
@@ -39,10 +39,12 @@ def unsupported(message: Any) -> list[str]:
 
 
 def _kinds(message: Any) -> Iterator[str]:
-    ensemble = message.platform == "ensemble" or message.WhichOneof("scheduling_choice") == "ensemble_scheduling"
+    ensemble = message.platform == ENSEMBLE or message.WhichOneof("scheduling_choice") == "ensemble_scheduling"
     if ensemble:
-        yield "ensembles are not supported: call the models one after the other, or export them as one model"
-    elif message.platform not in _PLATFORMS:
+        if format_of_platform(ENSEMBLE) is None:
+            yield "ensembles are not supported without the plug-in graphs: call the models one after the other"
+        return
+    if message.platform not in _PLATFORMS:
         yield f"platform {message.platform[:80]!r} is not supported: only {PLATFORM} and {TORCH_PLATFORM} are"
     if message.backend not in _BACKENDS:
         yield f"backend {message.backend[:80]!r} is not supported: only {BACKEND} and {TORCH_BACKEND} are"

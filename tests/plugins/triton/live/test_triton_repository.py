@@ -250,7 +250,7 @@ def test_a_configuration_that_comes_with_the_load(client: Any) -> None:
         ('{"max_batch_size": "x"}', "failed to poll from model repository: config: "),
         ("{", "not JSON"),
         ('{"input": [{"name": "q", "data_type": "TYPE_FP32", "dims": [2]}]}', "unexpected input 'q'"),
-        ('{"ensemble_scheduling": {}}', "ensembles are not supported"),
+        ('{"ensemble_scheduling": {}}', "ensemble scheduling cannot be set for model 'scale' whose platform is not"),
         ('{"name": "other"}', "name must be 'scale' or absent"),
         ('{"version_policy": {"specific": {"versions": ["9"]}}}', "names 9, but the model has no such version"),
     ):

@@ -254,8 +254,6 @@ def test_warmup():
     ("text", "words"),
     [
         ("sequence_batching { }", "sequence_batching is not supported"),
-        ("ensemble_scheduling { step { model_name: 'a' } }", "ensembles are not supported"),
-        ('platform: "ensemble"', "ensembles are not supported"),
         ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' is not supported"),
         ('backend: "python"', "backend 'python' is not supported"),
         ("model_transaction_policy { decoupled: true }", "decoupled is not supported"),
