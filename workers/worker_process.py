@@ -38,7 +38,7 @@ from millstream.services.supervisor.pool_specs import device_budget
 from millstream.services.wire.batch import BATCH_FORMATS, INLINE_BYTES_MAX
 from millstream.services.wire.records import WorkerRecord
 from millstream.services.wire.worker_id import worker_id, worker_name
-from millstream.workers.backends import get_backend
+from millstream.workers.backends import backends_beside, get_backend
 from millstream.workers.backends.base import Array
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.batches.direct_work import DirectWork
@@ -147,7 +147,7 @@ class WorkerProcess:
         self._residency = Residency(
             identity.worker, identity.number, keys, self._models, self._loads, unloads, self._clock
         )
-        versions = WantedVersions(repository, identity.pool, self._environment.backend.formats)
+        versions = WantedVersions(repository, identity.pool, self._environment.formats)
         self._reconciler = Reconciler(
             repository, versions, self._models, self._loads, unloads, self._residency, stopping
         )
@@ -300,6 +300,7 @@ class WorkerProcess:
             self._state.runs_at_rest,
             FolderRepository(settings.repository_dir).variants,
             profiles=KnownProfiles(),
+            beside=backends_beside(backend, self._identity.device, settings.home),
         )
 
     def _memory_budget(self, budget_bytes: int) -> MemoryBudget:
@@ -340,7 +341,7 @@ class WorkerProcess:
             pid=os.getpid(),
             host=self._host,
             batch_formats=BATCH_FORMATS,
-            formats=tuple(sorted(self._environment.backend.formats)),
+            formats=tuple(sorted(self._environment.formats)),
             hardware=self._device,
             packages=self._packages,
             started=self._started,

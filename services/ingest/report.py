@@ -70,14 +70,15 @@ class Converted(ImportFacts):
         served: the model file to serve.
         source_format: as in a manifest.
         files: further files that a worker reads.
-        samples: files of inputs and of what the source framework answered (ingest/importers.py).
+        samples: files of inputs and of what the source framework answered (ingest/importers.py); none: the framework
+            itself serves, and nothing was converted.
         classes: the output with a score for each class, whose names are in the file LABELS of importers.
     """
 
     served: PathBelow
     source_format: SourceFormat
     files: tuple[PathBelow, ...] = Field((), max_length=FILES_MAX)
-    samples: tuple[PathBelow, ...] = Field(max_length=SAMPLES_MAX, min_length=1)
+    samples: tuple[PathBelow, ...] = Field(max_length=SAMPLES_MAX)
     notes: tuple[Text, ...] = Field((), max_length=_NOTES_MAX)
     classes: Classes | None = None
 

@@ -39,12 +39,15 @@ class Backend:
             workers/backends/base.Backend.
         extra: of `pip install millstream[…]`, which installs the library; empty: none does.
         pools: whether a pool can be of it; else it runs what is compiled for it alone.
+        beside: whether its instances live in processes of their own, so that workers of every CPU pool load its
+            formats, too, beside those of their own backend.
     """
 
     name: str
     factory: str
     extra: str = ""
     pools: bool = True
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

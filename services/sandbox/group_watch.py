@@ -171,7 +171,7 @@ class GroupWatch:
         Blocking, some milliseconds.
         """
         self._next = time.monotonic() + WATCH_S
-        pids = _alone(self._leader) if self._alone else list(_members(self._leader))
+        pids = self._pids()
         if len(pids) > PROCESSES_MAX:
             return f"it started more than {PROCESSES_MAX} processes"
         taken = [_taken(pid) for pid in pids]
@@ -185,6 +185,13 @@ class GroupWatch:
         if any(self._folder.measure(pid) for pid in pids or [self._leader]):
             return self._folder.exceeded
         return ""
+
+    def memory_bytes(self) -> int:
+        """Return the memory of all processes together that no file backs."""
+        return sum(memory_bytes for _, memory_bytes in map(_taken, self._pids()))
+
+    def _pids(self) -> list[int]:
+        return _alone(self._leader) if self._alone else list(_members(self._leader))
 
 
 def _alone(leader: int) -> list[int]:

@@ -16,7 +16,7 @@ from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Instance
-from tests.kit import models, torch_models
+from tests.kit import functions, models, torch_models
 from tests.kit.stack import Stack
 from tests.kit.wait import wait_until
 
@@ -134,7 +134,14 @@ def _no_server(folder: Path, datatype: str) -> Path:
 
 
 TRITON = Case("triton", _no_server, threads=False)
-CASES = [case for case in (ONNXRUNTIME, OPENVINO, SIMULATED, TORCH, TRITON) if case.name in backends()]
+PYTHON = Case(
+    "python",
+    functions.identity,
+    tuple(one for one in EVERY if one != "BF16"),
+    endless=lambda folder: functions.endless(folder, ENDLESS),
+    threads=False,
+)
+CASES = [case for case in (ONNXRUNTIME, OPENVINO, SIMULATED, TORCH, TRITON, PYTHON) if case.name in backends()]
 
 
 def remote_model(folder: Path, url: str, model: str, **others: object) -> Path:

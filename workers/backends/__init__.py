@@ -6,6 +6,7 @@ from pathlib import Path
 
 from millstream.services.errors import invalid
 from millstream.services.extras import backends
+from millstream.services.placement.pools import CPU
 from millstream.services.plugin.registry import load_for
 from millstream.workers.backends.base import Backend
 
@@ -17,3 +18,10 @@ def get_backend(name: str, home: Path | None = None) -> Backend:
         raise invalid(f"unknown backend {name!r}; known: {', '.join(sorted(known))}")
     backend: Backend = load_for(known[name], known[name].factory)(home)
     return backend
+
+
+def backends_beside(name: str, device: str, home: Path | None = None) -> tuple[Backend, ...]:
+    """Return the backends that a worker of the backend `name` has, too: their instances live in other processes."""
+    if device != CPU:
+        return ()
+    return tuple(get_backend(one.name, home) for one in backends().values() if one.beside and one.name != name)

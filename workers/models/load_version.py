@@ -63,6 +63,7 @@ class LoadEnvironment(NamedTuple):
         runs: returns the number of runs of the main loop so far; None during a run.
         variants: what was compiled before; None: it is not used.
         profiles: what was measured before; None: every load measures.
+        beside: further backends, whose instances live in processes of their own.
     """
 
     backend: Backend
@@ -73,6 +74,23 @@ class LoadEnvironment(NamedTuple):
     runs: Callable[[], int | None] = lambda: 0
     variants: Variants | None = None
     profiles: KnownProfiles | None = None
+    beside: tuple[Backend, ...] = ()
+
+    @property
+    def formats(self) -> frozenset[str]:
+        """The formats of models that can be loaded."""
+        return self.backend.formats.union(*(one.formats for one in self.beside))
+
+    def of(self, manifest: Manifest) -> LoadEnvironment:
+        """Return the environment with the backend that loads the version. Raises Failure(MODEL) if none does."""
+        found = next((one for one in (self.backend, *self.beside) if manifest.source_format in one.formats), None)
+        if found is None:
+            raise Failure(
+                Code.MODEL,
+                f"the backend {self.backend.name} loads {' and '.join(sorted(self.formats))}, and this version is "
+                f"{manifest.source_format}: serve it in a pool with a backend that does",
+            )
+        return self._replace(backend=found)
 
     @property
     def kind(self) -> str:
@@ -91,12 +109,7 @@ def load(
 
     Raises Failure; if `stop.reason` is set, that is the cause.
     """
-    if manifest.source_format not in at.backend.formats:
-        raise Failure(
-            Code.MODEL,
-            f"the backend {at.backend.name} loads {' and '.join(sorted(at.backend.formats))}, and this version is "
-            f"{manifest.source_format}: serve it in a pool with a backend that does",
-        )
+    at = at.of(manifest)
     at.backend.prepare(at.device)
     compiled = at_low_priority(lambda: _checked_variant(manifest, folder, at))
     budget = at.budget or MemoryBudget(0)

@@ -15,7 +15,7 @@ from millstream.services.errors import Failure
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import read_settings
 from millstream.services.wire.worker_id import worker_id
-from millstream.workers.backends import get_backend
+from millstream.workers.backends import backends_beside, get_backend
 from millstream.workers.backends.base import Instance, Stop
 from millstream.workers.models.load_version import REFUSED, LoadEnvironment, load, read_task
 
@@ -25,7 +25,8 @@ def main() -> int:
     manifest = task.manifest
     folder = FolderRepository(settings.repository_dir).folder_of(manifest)
     backend = get_backend(task.backend, settings.home)
-    at = LoadEnvironment(backend, task.backend, task.device, task.threads)
+    beside = backends_beside(task.backend, task.device, settings.home)
+    at = LoadEnvironment(backend, task.backend, task.device, task.threads, beside=beside)
     marks = LoadMarks(settings.home / "run", worker_id(PROBE, task.start))
 
     def warming(_: Instance) -> None:

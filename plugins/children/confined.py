@@ -1,0 +1,134 @@
+"""The side of the process that holds an instance: it confines itself, loads, and answers runs one after the other.
+
+python -c BOOT PACKAGE MODULE DESCRIPTORS --parent PID
+{"load": …} ─> begin, confine ─> load(task) ─> {"ready": …} or {"error": [kind, text]}
+{"run": n} + tensors ─> run ─> {"run": n} + tensors, or {"run": n, "error": [kind, text]}
+Standard library alone: it may run in an environment that has nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from millstream.plugins.children.message_channel import Channel, ClosedError, SharedFile, TensorData
+from millstream.services.process.inheritance import close_all_but, die_with_parent
+from millstream.services.sandbox.confine import Limits, confine
+
+#: Makes `millstream` importable, and nothing that is installed beside it: the environment may be another one.
+BOOT = (
+    "import runpy, sys, types; package = sys.modules['millstream'] = types.ModuleType('millstream'); "
+    "package.__path__ = [sys.argv[1]]; module = sys.argv[2]; del sys.argv[1:3]; "
+    "runpy.run_module(module, run_name='__main__', alter_sys=True)"
+)
+FILE_BYTES_MAX = 4 << 30  # of each file that it writes, the shared memory of its answers included
+_ENDLESS_S = 1 << 40  # of processor time: a run has limits of its own
+_TEXT_CHARACTERS_MAX = 1000
+
+#: kinds of errors: the caller's, the model's, no memory, the run was ended
+INVALID, MODEL, MEMORY, TERMINATED = "invalid", "model", "memory", "terminated"
+
+
+class InputError(Exception):
+    """An input of a request is none that the model takes: the caller's mistake."""
+
+
+class ModelError(Exception):
+    """The model failed: a text that says how and where."""
+
+
+class TerminatedError(BaseException):
+    """The run is to end. No Exception, so that code which catches all of these lets it pass."""
+
+
+Run = Callable[[Sequence[TensorData]], Sequence[TensorData]]
+#: loads, from the task; returns what it says of itself, and what runs
+Load = Callable[[dict[str, Any]], tuple[dict[str, Any], Run]]
+
+
+def main(load: Load) -> NoReturn:
+    """Hold one instance until the other side closes the connection."""
+    descriptors = [int(number) for number in sys.argv[1].split(",")]
+    close_all_but(0, 1, 2, *descriptors)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(int(sys.argv[-1]))
+    connection, received, sent = descriptors
+    channel = Channel(connection, SharedFile(sent), SharedFile(received))
+    try:
+        run = _loaded(channel, load)
+        while run is not None:
+            _answer(channel, run)
+    except ClosedError:
+        pass
+    sys.stdout.flush()
+    os._exit(0)  # skips what libraries do at their end, and threads of the model
+
+
+def _loaded(channel: Channel, load: Load) -> Run | None:
+    task = channel.receive().header["load"]
+    try:
+        _confine(task)
+        said, run = load(task)
+    except BaseException as error:
+        channel.send({"error": _described(error)})
+        return None
+    channel.send({"ready": said})
+    return run
+
+
+def _confine(task: dict[str, Any]) -> None:
+    """Give up what the instance does not need. Raises OSError; PermissionError if nothing confines processes here."""
+    limits = Limits(int(task["memory_bytes"]), _ENDLESS_S, FILE_BYTES_MAX, reserved_free=True)
+    writes = [Path(folder) for folder in task["writes"]]
+    layers = confine([Path(folder) for folder in task["reads"]], writes, limits=limits)
+    if not (layers.stand or task["unconfined"]):
+        raise PermissionError(
+            "nothing on this machine confines code: `millstream doctor` says what is missing, and "
+            "MILLSTREAM_UNCONFINED_IMPORTS=accept takes the risk"
+        )
+
+
+class _Interruptible:
+    """While the block runs, SIGINT raises TerminatedError in it; at other times it does nothing."""
+
+    def __enter__(self) -> None:
+        signal.signal(signal.SIGINT, self._end)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    @staticmethod
+    def _end(_number: int, _frame: FrameType | None) -> None:
+        raise TerminatedError
+
+
+def _answer(channel: Channel, run: Run) -> None:
+    message = channel.receive()
+    header: dict[str, Any] = {"run": message.header["run"]}
+    answered: Sequence[TensorData] = ()
+    try:
+        with _Interruptible():
+            answered = run(message.tensors)
+    except BaseException as error:
+        header["error"] = _described(error)
+    try:
+        channel.send(header, answered)
+    except OSError as error:
+        channel.send({**header, "error": [MEMORY, f"its answer finds no memory: {error.strerror}"]})
+
+
+def _described(error: BaseException) -> list[str]:
+    """Return the kind and the text of an error."""
+    if isinstance(error, TerminatedError):
+        return [TERMINATED, "the run was terminated"]
+    if isinstance(error, InputError):
+        return [INVALID, str(error)[:_TEXT_CHARACTERS_MAX]]
+    if isinstance(error, MemoryError):
+        return [MEMORY, "out of memory"]
+    text = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
+    return [MODEL, " ".join(text.split())[:_TEXT_CHARACTERS_MAX]]

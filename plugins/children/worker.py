@@ -1,0 +1,121 @@
+"""A worker's side of an instance in a process of its own: what every backend of such instances shares.
+
+run ─> tensors ─> InstanceProcess.run ─> arrays, checked against the signature      terminate ─> SIGINT, then SIGKILL
+A process that ended is `lost`: the reconciler unloads the instance and loads it again, beside the runs of the others.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Mapping, Sequence
+
+from millstream.plugins.children.arrays import to_array, to_tensor
+from millstream.plugins.children.confined import INVALID, MEMORY, TERMINATED
+from millstream.plugins.children.message_channel import TensorData
+from millstream.plugins.children.process import EndedError, InstanceProcess, RunError
+from millstream.services.errors import Code, Failure
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.process.process_memory import memory_use
+from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
+from millstream.workers.backends.engine_parts import CheckedInputs, check_not_ended
+
+#: where neither the worker nor the machine limits the memory of a process
+UNLIMITED_BYTES = 1 << 46
+
+
+class ChildInstance:
+    """An instance in a process. Raises as `Backend.load` does.
+
+    Args:
+        start: starts its process.
+        title: begins the messages of its failures.
+    """
+
+    def __init__(
+        self, start: Callable[[], InstanceProcess], title: str, signature: Signature, stop: Stop | None
+    ) -> None:
+        self._title = title
+        self._specs = {spec.name: spec.datatype for spec in signature.inputs}
+        self._outputs = signature.outputs
+        self._rows = signature.batching
+        self._checked = CheckedInputs(title, signature)
+        check_not_ended(stop)
+        try:
+            self._child = start()
+        except OSError as error:
+            raise Failure(Code.UNAVAILABLE, f"{title}: its process cannot be started: {error.strerror}") from error
+        if stop is not None:
+            stop.on_request(lambda: self._child.kill(stop.reason))
+        try:
+            self.said = self._child.load()
+        except (RunError, EndedError) as error:
+            self._child.close()
+            check_not_ended(stop)
+            if isinstance(error, RunError) and error.kind == MEMORY:
+                raise OutOfMemory(f"{title}: {error}") from error
+            raise Failure(Code.MODEL, f"{title}: {error}") from error
+        except BaseException:
+            self._child.close()
+            raise
+
+    @property
+    def lost(self) -> str:
+        return self._child.ended
+
+    @property
+    def size_bytes(self) -> int:
+        return self._child.watch.memory_bytes()
+
+    def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        self._checked.check(inputs)
+        child, asked = self._child, [to_tensor(name, self._specs[name], array) for name, array in inputs.items()]
+        if child.ended:
+            raise Failure(Code.UNAVAILABLE, f"{self._title}: {child.ended}", retry_after_s=1)
+        try:
+            answered = {tensor.name: tensor for tensor in child.run(asked).tensors}
+            return [_output(answered, spec) for spec in self._outputs]
+        except RunError as error:
+            raise self._failure(error) from error
+        except ValueError as error:
+            raise Failure(Code.MODEL, f"{self._title}: its answer cannot be read: {error}") from error
+        except MemoryError as error:
+            raise OutOfMemory(f"{self._title}: there is no memory for its answer") from error
+        except EndedError as error:
+            if child.terminated:
+                raise Terminated from error
+            raise Failure(Code.MODEL, f"{self._title}: {error}") from error
+
+    def _failure(self, error: RunError) -> Failure:
+        if error.kind == TERMINATED:
+            return Terminated()
+        if error.kind == MEMORY:
+            return OutOfMemory(f"{self._title}: {error}")
+        return Failure(Code.INVALID if error.kind == INVALID else Code.MODEL, f"{self._title}: {error}")
+
+    def terminate(self) -> None:
+        self._child.interrupt()
+
+    def rebuild(self) -> None:
+        """Do nothing: what a run took that found no memory was freed when it failed, in its own process."""
+
+    def close(self) -> None:
+        self._child.close()
+
+
+def _output(answered: Mapping[str, TensorData], spec: TensorSpec) -> Array:
+    """Return the array of an output. Raises ValueError if it is missing, or not what the signature says."""
+    tensor = answered.get(spec.name)
+    if tensor is None:
+        raise ValueError(f"there is no output {spec.name!r}")
+    if tensor.datatype != spec.datatype:
+        raise ValueError(f"output {spec.name!r} is {tensor.datatype[:20]}, not {spec.datatype}")
+    array = to_array(tensor)
+    if not array.size and array.ndim == len(spec.shape):  # lists without a row say nothing of its length
+        array = array.reshape([got if dim < 0 else dim for dim, got in zip(spec.shape, array.shape, strict=True)])
+    return array
+
+
+def memory_bytes_max() -> int:
+    """Return the memory that a new process may take: what this worker may still take itself."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return UNLIMITED_BYTES if limit == resource.RLIM_INFINITY else max(1 << 20, limit - memory_use().data)
