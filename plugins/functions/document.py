@@ -1,0 +1,67 @@
+"""The file by which a worker serves a function: what is imported, and in which environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from millstream.plugins.children.process import ChildProgram
+from millstream.services.ingest.report import PathBelow
+from millstream.services.model.manifest import Batching, TrialInputs
+from millstream.services.model.signature import Signature
+
+FORMAT = "python"
+#: below the folder of a version
+DOCUMENT = "imported/function.json"
+_PROGRAM = "millstream.plugins.functions.program"
+_BYTES_MAX = 8 << 20
+
+
+class FunctionDocument(BaseModel):
+    """A function as it was checked.
+
+    Args:
+        file: that is imported, below the version's folder.
+        kinds: of the elements of inputs and outputs, by name: "text", "json", "image", "bytes", "numbers".
+        trial: inputs of one row that ran; None: no generated input runs.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: PathBelow
+    signature: Signature
+    kinds: dict[str, str] = {}
+    batching: Batching = Batching()
+    trial: TrialInputs | None = None
+    notes: tuple[str, ...] = ()
+    producer: str = Field(max_length=1000)
+
+
+def read_document(path: Path) -> FunctionDocument:
+    """Return the document in a file. Raises ValueError, OSError."""
+    with path.open("rb") as file:
+        return FunctionDocument.model_validate_json(file.read(_BYTES_MAX))
+
+
+def program_of(
+    folder: Path, file: str, name: str, *, python: str, memory_bytes_max: int, threads: int, unconfined: bool
+) -> ChildProgram:
+    """Return the program that serves `file`, below the folder of a version."""
+    path = (folder / file).resolve()
+    numbers = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(max(1, threads)))
+    return ChildProgram(
+        name=name,
+        module=_PROGRAM,
+        task={"file": str(path)},
+        reads=(folder.resolve(),),
+        memory_bytes_max=memory_bytes_max,
+        python=python,
+        variables=numbers,
+        unconfined=unconfined,
+    )
+
+
+def is_document(_: Path) -> bool:
+    """Return False: no upload is one; the importer makes it."""
+    return False

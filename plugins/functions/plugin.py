@@ -1,0 +1,19 @@
+"""Functions of Python as models, in processes of their own."""
+
+from millstream.services.plugin.plugin import Backend, Format, Plugin
+
+PLUGIN = Plugin(
+    name="functions",
+    backends=(Backend(name="python", factory="millstream.plugins.functions.worker:Python", beside=True),),
+    formats=(
+        Format(
+            name="python",
+            recognises="millstream.plugins.functions.inspection:is_document",
+            inspect="millstream.plugins.functions.inspection:inspect",
+            backend="python",
+            platform="python",
+            platform_backend="python",
+        ),
+    ),
+    importers=("millstream.plugins.functions.importer:FunctionImporter",),
+)

@@ -1,0 +1,218 @@
+"""The process of a function: imports the file, finds the function or class, and runs it (children/confined.py).
+
+file ─> its one public function, or class with `predict` ─> hints ─> Signature, in JSON
+run: tensors ─> values of parameters ─> the function ─> values of results ─> tensors
+A function of single values is called for each row of a run, one of lists once with all of them. Standard library alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from millstream.plugins.children.confined import InputError, ModelError, TerminatedError, main
+from millstream.plugins.children.message_channel import TensorData
+from millstream.plugins.functions.event_loop import PipePolicy
+from millstream.plugins.functions.hints import HintCodec, HintError, Parameter, results_of, value_of
+
+PREDICT = "predict"
+_SHOWN = 5  # names in a message
+
+
+def load(task: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Sequence[TensorData]], Sequence[TensorData]]]:
+    """Import the file of a task, and return what its function takes and answers, and what runs it.
+
+    Raises ModelError, with the line where it failed.
+    """
+    path = Path(task["file"])
+    asyncio.set_event_loop_policy(PipePolicy())
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    with _located(path.parent):
+        module = _imported(path)
+        name, function = _function(module, path)
+        if inspect.isclass(function):
+            function = _opened(function, loop)
+        called = Called(path, name, function, loop)
+    return called.described(), called.run
+
+
+def _imported(path: Path) -> Any:
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{path.name} is no file of Python")
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _function(module: Any, path: Path) -> tuple[str, Any]:
+    """Return the function or class to serve: `predict`, or the only public one. Raises ModelError."""
+    own = {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+    }
+    found = {name: value for name, value in own.items() if _serves(value)}
+    if PREDICT in found:
+        return PREDICT, found[PREDICT]
+    if len(found) == 1:
+        return next(iter(found.items()))
+    if not found:
+        raise ModelError(f"{path.name} has no public function, and no class with a method {PREDICT!r}")
+    names = ", ".join(list(found)[:_SHOWN])
+    raise ModelError(
+        f"{path.name} has {len(found)} public functions ({names}): name the one to serve {PREDICT!r}, or begin the "
+        "names of the others with an underscore"
+    )
+
+
+def _serves(value: Any) -> bool:
+    return callable(getattr(value, PREDICT, None)) if inspect.isclass(value) else inspect.isfunction(value)
+
+
+def _opened(kind: type, loop: asyncio.AbstractEventLoop) -> Any:
+    """Return `predict` of an object of the class, once its `load` has run."""
+    model: Any = kind()
+    if callable(getattr(model, "load", None)):
+        loaded = model.load()
+        if inspect.isawaitable(loaded):
+            loop.run_until_complete(loaded)
+    return getattr(model, PREDICT)
+
+
+class Called:
+    """A function with its hints.
+
+    Raises ModelError for hints that cannot be served.
+    """
+
+    def __init__(self, path: Path, name: str, function: Callable[..., Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._folder = path.parent
+        self._name = f"{path.name}: {name}"
+        self._function = function
+        self._loop = loop
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ModelError(
+                f"{self._name} is a generator: replies in parts are not served yet; return the whole answer"
+            )
+        self._is_async = inspect.iscoroutinefunction(function)
+        try:
+            self._inputs, (self._outputs, self._tuples) = self._hints()
+        except (HintError, NameError, TypeError) as error:
+            raise ModelError(f"{self._name}: {error}") from error
+        of_rows = [value.of_rows for value in (*self._inputs, *self._outputs)]
+        self._by_row = not any(value.of_rows for value in self._inputs)
+        #: whether it takes and answers rows; otherwise each request runs alone
+        self._batches = self._by_row or all(of_rows)
+
+    def _hints(self) -> tuple[list[Parameter], tuple[list[Parameter], bool]]:
+        hints = typing.get_type_hints(self._function, include_extras=True)
+        parameters = inspect.signature(self._function).parameters
+        if not parameters:
+            raise HintError("it takes no parameter")
+        inputs = []
+        for name, parameter in parameters.items():
+            if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
+                raise HintError(f"parameter {name!r} cannot be given by its name")
+            if name not in hints:
+                raise HintError(f"parameter {name!r} has no type hint")
+            inputs.append(value_of(name, hints[name], optional=parameter.default is not parameter.empty))
+        if "return" not in hints or hints["return"] is type(None):
+            raise HintError("it has no type hint of what it returns (-> …)")
+        return inputs, results_of(hints["return"])
+
+    def described(self) -> dict[str, Any]:
+        """Return the inputs and outputs with their shapes, and whether requests may share a run."""
+        return {
+            "function": self._name,
+            "inputs": [self._spec(value) | {"optional": value.optional} for value in self._inputs],
+            "outputs": [self._spec(value) for value in self._outputs],
+            "kinds": {value.name: value.codec.kind for value in (*self._inputs, *self._outputs)},
+            "batches": self._batches,
+        }
+
+    def _spec(self, value: Parameter) -> dict[str, Any]:
+        rows = [-1] if self._batches or value.of_rows else [1]
+        return {"name": value.name, "datatype": value.codec.datatype, "shape": [*rows, *value.codec.dims]}
+
+    def run(self, tensors: Sequence[TensorData]) -> Sequence[TensorData]:
+        """Call the function with the rows of tensors. Raises InputError, ModelError."""
+        given = {tensor.name: tensor for tensor in tensors}
+        values = {
+            value.name: value.codec.decode(given[value.name].data, given[value.name].shape)
+            for value in self._inputs
+            if value.name in given
+        }
+        rows = len(next(iter(values.values()), ()))
+        with _located(self._folder):
+            results = self._called(values, rows)
+        columns = self._columns(results, rows)
+        return [self._tensor(value, column) for value, column in zip(self._outputs, columns, strict=True)]
+
+    def _called(self, values: dict[str, Sequence[Any]], rows: int) -> Any:
+        """Return the results: a list of one for each row, or the one of all rows."""
+        if self._by_row:
+            calls = [{name: column[row] for name, column in values.items()} for row in range(rows)]
+            if self._is_async:
+                return self._loop.run_until_complete(_all(self._function, calls))
+            return [self._function(**arguments) for arguments in calls]
+        whole = {value.name: value for value in self._inputs}
+        arguments = {name: column if whole[name].of_rows else column[0] for name, column in values.items()}
+        result = self._function(**arguments)
+        return self._loop.run_until_complete(result) if self._is_async else result
+
+    def _columns(self, results: Any, rows: int) -> list[Any]:
+        """Return the values of rows for each output."""
+        if self._by_row:
+            return [[result[i] for result in results] for i in range(len(self._outputs))] if self._tuples else [results]
+        found = list(results) if self._tuples else [results]
+        if len(found) != len(self._outputs):
+            raise ModelError(f"{self._name} returned {len(found)} results, and {len(self._outputs)} were declared")
+        columns = [column if value.of_rows else [column] for value, column in zip(self._outputs, found, strict=True)]
+        for value, column in zip(self._outputs, columns, strict=True):
+            if not hasattr(column, "__len__"):
+                raise ModelError(f"{self._name} returned {type(column).__name__}, and a list was declared")
+            if self._batches and len(column) != rows:
+                raise ModelError(f"{self._name} returned {len(column)} rows of {value.name!r} for {rows} rows")
+        return columns
+
+    def _tensor(self, value: Parameter, column: Any) -> TensorData:
+        codec: HintCodec = value.codec
+        data, shape = codec.encode(column)
+        return TensorData(value.name, codec.datatype, shape, data)
+
+
+async def _all(function: Callable[..., Any], calls: Sequence[dict[str, Any]]) -> list[Any]:
+    return await asyncio.gather(*(function(**arguments) for arguments in calls))
+
+
+@contextmanager
+def _located(folder: Path) -> Iterator[None]:
+    """Raise what code of the user raises in the block as a ModelError that names its line."""
+    try:
+        yield
+    except (InputError, ModelError, TerminatedError, MemoryError):
+        raise
+    except BaseException as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        last = next((one for one in reversed(frames) if Path(one.filename).is_relative_to(folder)), None)
+        where = f" ({os.path.relpath(last.filename, folder)}, line {last.lineno})" if last is not None else ""
+        if isinstance(error, SystemExit):
+            raise ModelError(f"it called exit({error.code!r}){where}") from error
+        text = f": {error}" if str(error) else ""
+        raise ModelError(f"{type(error).__name__}{text}{where}") from error
+
+
+if __name__ == "__main__":
+    main(load)

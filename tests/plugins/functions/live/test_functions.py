@@ -1,0 +1,70 @@
+"""A function is pushed as any model is, and answers over the protocols that there are, beside models of ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from millstream.client.client import Client
+from millstream.client.errors import ServerError
+from tests.kit import models
+from tests.kit.command_line import Millstream
+from tests.kit.stack import Stack, running_stack, token_of
+
+EXAMPLE = Path(__file__).parents[4] / "examples" / "python" / "sentiment.py"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("functions")
+    with running_stack(folder, pools="cpu=1", models={"scale": models.scale(folder / "scale.onnx")}) as stack:
+        yield stack
+
+
+def test_the_example_is_pushed_and_answers_over_every_protocol(stack: Stack) -> None:
+    millstream = Millstream(stack.home)
+    said = millstream.ok("push", "sentiment", EXAMPLE)
+    assert "sentiment version 1  ready" in said
+    assert "outputs   label BYTES [-1], score FP64 [-1]" in said
+    assert "positive" in millstream.ok("predict", "sentiment", "--text", "what a lovely day")
+    v2 = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [2], "data": ["so good", "so bad"]}]}
+    outputs = stack.http.post("/v2/models/sentiment/infer", json=v2).json()["outputs"]
+    assert outputs[0]["data"] == ["positive", "negative"]
+    assert outputs[1]["data"] == pytest.approx([2 / 3, 2 / 3])
+    rows = stack.http.post("/v1/models/sentiment:predict", json={"instances": ["so good"]}).json()["predictions"]
+    assert rows == [{"label": "positive", "score": pytest.approx(2 / 3)}]
+    with Client(f"http://127.0.0.1:{stack.port}", key=token_of(stack.home)) as client:
+        assert client.predict("sentiment", ["thanks", "awful"])["label"].tolist() == ["positive", "negative"]
+        x = np.ones((1, 2), np.float32)
+        assert client.predict("scale", x)["y"].shape == (1, 2), "the model of ONNX in the same worker answers, too"
+
+
+def test_a_file_that_cannot_be_served_is_refused_with_the_reason(stack: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "service.py"
+    path.write_text("import nothing_of_this_name\n\ndef predict(text: str) -> str:\n    return text\n")
+    with (
+        Client(f"http://127.0.0.1:{stack.port}", key=token_of(stack.home)) as client,
+        pytest.raises(ServerError) as refused,
+    ):
+        client.push("broken", path)
+    assert "No module named 'nothing_of_this_name' (service.py, line 1)" in str(refused.value)
+
+
+def test_an_error_of_the_function_names_its_line_and_fails_its_request_alone(stack: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "service.py"
+    path.write_text("def predict(number: int) -> int:\n    return 10 // number\n")
+    stack.push("divide", path)
+
+    def ask(*numbers: int) -> tuple[int, str]:
+        tensor = {"name": "number", "datatype": "INT64", "shape": [len(numbers)], "data": [*numbers]}
+        reply = stack.http.post("/v2/models/divide/infer", json={"inputs": [tensor]})
+        return reply.status_code, reply.text
+
+    assert ask(5, 2)[0] == 200
+    status, text = ask(0)
+    assert status == 500
+    assert "ZeroDivisionError: integer division or modulo by zero (service.py, line 2)" in text
+    assert ask(1)[0] == 200
