@@ -101,12 +101,6 @@ class Settings(BaseSettings):
         "`gpu=1,device=cuda:0,device_memory=14GiB,threads=4,memory=16GiB,backend=onnxruntime,cpu=2`. "
         "`cpu=1:4`: the controller decides between 1 and 4; `cpu=0:4`: none while no request comes.",
     )
-    busy_poll_us_max: int = Field(
-        400,
-        ge=0,
-        le=10_000,
-        description="Microseconds that a process polls for work or a reply before it blocks; 0: it blocks at once.",
-    )
     drain_s: float = Field(
         30, gt=0, description="Seconds that a shutdown may take; accepted requests are answered first."
     )

@@ -26,7 +26,7 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.plugin.registry import contributions
 from millstream.services.process.exit_status import LOAD_STUCK
 from millstream.services.process.gc_tuning import freeze_gc
-from millstream.services.process.waits import Spin
+from millstream.services.process.waits import Spin, busy_poll_s_max
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.pipeline import RedisClock
 from millstream.services.queue.reply_links import ReplyLinks
@@ -129,7 +129,7 @@ class WorkerProcess:
         self._process_metrics = ProcessMetrics(self._registry)
         self.metrics = WorkerMetrics(self._registry, identity.pool, identity.name, identity.device)
         self._clock = RedisClock()
-        self._spin = Spin(settings.busy_poll_us_max / 1e6)
+        self._spin = Spin(busy_poll_s_max())
         self._backend = get_backend(identity.backend, settings.home)
         self._budget = self._memory_budget(budget_bytes)
         self._mark = _run_mark(runs, identity.worker)
@@ -255,7 +255,7 @@ class WorkerProcess:
             self._identity.worker,
             self._models,
             self._clock,
-            Spin(settings.busy_poll_us_max / 1e6),
+            Spin(busy_poll_s_max()),
             on=settings.queue_direct,
         )
         return ReplySender(writer, ReplyLinks(settings.shm_dir, self._keys), valid, direct)

@@ -31,6 +31,7 @@ from millstream.services.errors import Failure, Subject, not_found
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
+from millstream.services.process.waits import busy_poll_s_max
 from millstream.services.repository.verdicts import why_unmerged
 from millstream.services.settings import Settings
 from millstream.services.wire.batch import BATCH_FORMATS, agreed_format
@@ -279,7 +280,7 @@ class Router:
                 self._shared.gate,
                 self,
                 self._settings.queue_rows_max,
-                self._settings.busy_poll_us_max / 1e6,
+                busy_poll_s_max(),
                 REST_LEASES * self._settings.queue_lease_s,
                 asyncio.get_running_loop().call_soon,
                 asyncio.get_running_loop().call_later,

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from millstream.services.process.machine_share import cpus
+
 #: Returns a random number from 0 up to 1.
 Draw = Callable[[], float]
 _DOUBLINGS_MAX = 10
@@ -50,7 +52,14 @@ async def next_tick(every_s: float) -> None:
     await asyncio.sleep(every_s - time.monotonic() % every_s)
 
 
+#: A longer wait for work or a reply is not polled for: it costs a processor more than a wake-up would.
+BUSY_POLL_S_MAX = 400e-6
 LONE_MAX = 2  # requests; behind a larger batch the time of a wake-up does not matter
+
+
+def busy_poll_s_max() -> float:
+    """Return the longest busy-poll of this process: none on a single core, where the awaited process could not run."""
+    return BUSY_POLL_S_MAX if cpus() > 1 else 0.0
 
 
 class Spin:

@@ -88,7 +88,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
     return environment
 
 
-def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis_url: str, cpus: int) -> Settings:
+def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis_url: str) -> Settings:
     """Return the settings for children, with the values that are only known at start."""
     home = settings.home.resolve()
     return settings.model_copy(
@@ -99,8 +99,6 @@ def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis
             "grpc_port": grpc_port,
             "redis_url": SecretStr(redis_url),
             "worker_memory": memory_of_pools(settings.pools, settings.worker_memory),
-            # On a single core a process that busy-polls would block the process it waits for.
-            "busy_poll_us_max": settings.busy_poll_us_max if cpus > 1 else 0,
             # Leaves a child that reaches its limit time to report that and end by itself.
             "drain_s": settings.drain_s * DRAIN_SHARE,
             # Several workers, or a worker and its replacement, cannot share a port; gateways serve all their metrics.

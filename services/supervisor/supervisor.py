@@ -242,7 +242,7 @@ class Supervisor:
         crashes = CrashAnalyzer(self._run_dir, self._settings.repository_dir, runs_dir(self._settings))
         self._deaths = DeathReports(crashes, self._address, self._keys())
         settings = plan.settings_of_children(
-            self._settings, port=port, grpc_port=grpc_port, redis_url=self._address.url, cpus=cpus()
+            self._settings, port=port, grpc_port=grpc_port, redis_url=self._address.url
         )
         await self._start_children(settings, running)
         # Last: nothing waits for them, and the start needs all cores.

@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text()
 SETTINGS = (ROOT / "docs/settings.md").read_text()
 COMMANDS = (ROOT / "docs/cli.md").read_text()
 LINES_MAX = 150
-SETTINGS_MAX = 61
+SETTINGS_MAX = 60
 
 
 def shown(value: object) -> str:

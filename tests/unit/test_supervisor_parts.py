@@ -99,7 +99,7 @@ def test_settings_survive_the_environment_of_children(tmp_path, monkeypatch):
         host="::1",
         metrics_port=9100,
     )
-    children = plan.settings_of_children(settings, port=1234, grpc_port=4321, redis_url="unix:///s", cpus=8)
+    children = plan.settings_of_children(settings, port=1234, grpc_port=4321, redis_url="unix:///s")
     for name, value in plan.environment_of(children).items():
         monkeypatch.setenv(name, value)
     assert Settings() == children
