@@ -19,9 +19,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from millstream.services.metrics.catalogue import Kind
-from millstream.services.metrics.record import CHUNK_BYTES, Key, Totals, has_series, parse_chunk, records
+from millstream.services.metrics.record import (
+    CHUNK_BYTES,
+    Key,
+    Series,
+    Totals,
+    has_series,
+    parse_chunk,
+    records,
+    values_at,
+)
 
 VALUES_SUFFIX = ".values"
 NEW_SUFFIX = ".new"
@@ -31,40 +43,6 @@ _RETIRED_SERIES_MAX = 40_000
 _READ_ATTEMPTS = 20
 
 
-Series = tuple[Key, list[float]]
-
-
-class ReadCache:
-    """Stores the series of each chunk of each file. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._chunks: dict[str, list[tuple[bytes, list[Series]]]] = {}
-        self._keys: dict[bytes, Key] = {}
-
-    def series(self, name: str, content: bytes) -> Iterator[Series]:
-        """Yield the live series of the file `name` with this content."""
-        known = self._chunks.get(name, [])
-        chunks: list[tuple[bytes, list[Series]]] = []
-        if has_series(content):
-            for index, start in enumerate(range(0, len(content), CHUNK_BYTES)):
-                chunk = content[start : start + CHUNK_BYTES]
-                if index < len(known) and known[index][0] == chunk:
-                    chunks.append(known[index])
-                else:
-                    chunks.append((chunk, list(parse_chunk(memoryview(chunk), start == 0, self._keys))))
-        self._chunks[name] = chunks
-        for _, series in chunks:
-            yield from series
-
-    def keep_only(self, names: set[str]) -> None:
-        """Forget all other files: they no longer exist."""
-        for name in self._chunks.keys() - names:
-            del self._chunks[name]
-        live = sum(len(series) for chunks in self._chunks.values() for _, series in chunks)
-        if len(self._keys) > 2 * live + 1000:  # keys of series that no longer exist
-            self._keys.clear()
-
-
 @dataclass(slots=True)
 class _Retired:
     """The counts of ended processes."""
@@ -72,6 +50,91 @@ class _Retired:
     token: str = ""  # changes with every write
     absorbed: frozenset[str] = frozenset()  # files whose counts are included; they may still exist
     totals: Totals = field(default_factory=Totals)
+
+
+class Part(NamedTuple):
+    """Some series of a process, or of all that ended. While nothing of it changes, it is the same object.
+
+    `alive`: whether gauges count.
+    """
+
+    alive: bool
+    series: list[Series]
+
+
+class _Chunk:
+    """The series of a chunk of a metric file. Where only values changed, keys are not parsed again."""
+
+    __slots__ = ("_owners", "_places", "_words", "part")
+
+    def __init__(self) -> None:
+        self.part = Part(False, [])
+        self._words = np.zeros(0, np.uint64)  # the content
+        self._owners = np.zeros(0, np.int16)  # the number of the series that each word is a value of; -1: it is none
+        self._places: list[int] = []  # offset of the values of each series
+
+    def read(self, content: bytes, keys: dict[bytes, Key], *, first: bool, alive: bool) -> Part:
+        """Return the series of this content. `keys` caches parsed keys."""
+        before, self._words = self._words, np.frombuffer(content, np.uint64, len(content) // 8)
+        if len(before) != len(self._words):
+            self.part = Part(alive, self._parsed(content, keys, first))
+            return self.part
+        changed = np.flatnonzero(before != self._words)
+        if len(changed):
+            owners = np.unique(self._owners[changed]).tolist()
+            series = self._parsed(content, keys, first) if owners[0] < 0 else self._updated(content, owners)
+            self.part = Part(alive, series)
+        elif alive is not self.part.alive:
+            self.part = Part(alive, self.part.series)
+        return self.part
+
+    def _parsed(self, content: bytes, keys: dict[bytes, Key], first: bool) -> list[Series]:
+        found = list(parse_chunk(memoryview(content), first, keys))
+        self._places = [at for _, at in found]
+        self._owners = np.full(len(self._words), -1, np.int16)
+        for number, (key, at) in enumerate(found):
+            self._owners[at // 8 : at // 8 + key.slots] = number
+        return [(key, values_at(content, at, key.slots)) for key, at in found]
+
+    def _updated(self, content: bytes, numbers: list[int]) -> list[Series]:
+        series = self.part.series.copy()
+        for number in numbers:
+            key = series[number][0]
+            series[number] = key, values_at(content, self._places[number], key.slots)
+        return series
+
+
+class ReadCache:
+    """Stores the series of each chunk of each file. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[str, list[_Chunk]] = {}
+        self._keys: dict[bytes, Key] = {}
+        self.retired = _Retired()
+        self.retired_part = Part(False, [])
+
+    def load_retired(self, directory: Path) -> None:
+        """Bring `retired` up to date."""
+        if _token(directory) != self.retired.token:
+            self.retired = _load(directory)
+            self.retired_part = Part(False, list(self.retired.totals.items()))
+
+    def parts(self, name: str, content: bytes, *, alive: bool) -> Iterator[tuple[tuple[str, int], Part]]:
+        """Yield the parts of the file `name` with this content, with what identifies each."""
+        chunks = self._chunks.setdefault(name, [])
+        starts = range(0, len(content), CHUNK_BYTES) if has_series(content) else range(0)
+        chunks[len(starts) :] = [_Chunk() for _ in range(len(starts) - len(chunks))]
+        for number, (start, chunk) in enumerate(zip(starts, chunks, strict=True)):
+            part = content[start : start + CHUNK_BYTES]
+            yield (name, number), chunk.read(part, self._keys, first=start == 0, alive=alive)
+
+    def keep_only(self, names: set[str]) -> None:
+        """Forget all other files: they no longer exist."""
+        for name in self._chunks.keys() - names:
+            del self._chunks[name]
+        live = sum(len(chunk.part.series) for chunks in self._chunks.values() for chunk in chunks)
+        if len(self._keys) > 2 * live + 1000:  # keys of series that no longer exist
+            self._keys.clear()
 
 
 def claim(directory: Path, role: str) -> tuple[int, Path]:
@@ -92,22 +155,23 @@ def claim(directory: Path, role: str) -> tuple[int, Path]:
             new.unlink(missing_ok=True)
 
 
-def read(directory: Path, cache: ReadCache) -> Totals:
-    """Return the counts of all processes of this folder, including those that ended. Raises OSError.
+def read(directory: Path, cache: ReadCache) -> dict[tuple[str, int], Part]:
+    """Return the counts of all processes of this folder, including those that ended, in parts. Raises OSError.
 
-    Files that did not change since the last call with the same `cache` are not parsed again.
+    What did not change since the last call with the same `cache` is not parsed again.
     """
-    totals = Totals()
+    parts: dict[tuple[str, int], Part] = {}
     for _ in range(_READ_ATTEMPTS):
-        retired = _load(directory)
-        totals = retired.totals
+        cache.load_retired(directory)
+        retired = cache.retired
+        parts = {(_RETIRED, 0): cache.retired_part}
         files = [path for path in _files(directory, VALUES_SUFFIX) if path.name not in retired.absorbed]
         for path in files:
-            _merge_file(totals, path, cache)
+            parts |= _parts_of_file(path, cache)
         cache.keep_only({path.name for path in files})
         if _token(directory) == retired.token:
             break
-    return totals
+    return parts
 
 
 def retire(directory: Path) -> None:
@@ -175,17 +239,17 @@ def _alive(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _merge_file(totals: Totals, path: Path, cache: ReadCache) -> None:
+def _parts_of_file(path: Path, cache: ReadCache) -> dict[tuple[str, int], Part]:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        return  # retired meanwhile: `read` notices by the token
+        return {}  # retired meanwhile: `read` notices by the token
     try:
         alive = not _unowned(descriptor)
         content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     finally:
         os.close(descriptor)
-    totals.merge(cache.series(path.name, content), alive=alive)
+    return dict(cache.parts(path.name, content, alive=alive))
 
 
 def _token(directory: Path) -> str:

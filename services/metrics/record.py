@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import add
 
@@ -44,6 +44,10 @@ class Key:
         return json.dumps([self.kind, self.name, self.labels], separators=(",", ":")).encode()
 
 
+#: a series and its values
+Series = tuple[Key, Sequence[float]]
+
+
 def record_bytes(key: bytes, slots: int) -> int:
     """Return the size of the record of a series."""
     plain = _HEAD.size + 8 * slots + len(key)
@@ -70,12 +74,14 @@ def free_record(chunk: memoryview, record: int) -> int:
     return int(size)
 
 
-def records(content: memoryview) -> Iterator[tuple[Key, list[float]]]:
+def records(content: memoryview) -> Iterator[Series]:
     """Yield the live series of a file. Torn or foreign bytes are skipped and raise no error."""
     if has_series(content):
         keys: dict[bytes, Key] = {}
         for start in range(0, len(content), CHUNK_BYTES):
-            yield from parse_chunk(content[start : start + CHUNK_BYTES], start == 0, keys)
+            chunk = content[start : start + CHUNK_BYTES]
+            for key, at in parse_chunk(chunk, start == 0, keys):
+                yield key, values_at(chunk, at, key.slots)
 
 
 def has_series(content: memoryview | bytes) -> bool:
@@ -83,8 +89,16 @@ def has_series(content: memoryview | bytes) -> bool:
     return bytes(content[: len(MAGIC)]) == MAGIC
 
 
-def parse_chunk(chunk: memoryview, first: bool, keys: dict[bytes, Key]) -> Iterator[tuple[Key, list[float]]]:
-    """Yield the live series of a chunk; the `first` chunk begins with the header. `keys` caches parsed keys."""
+def values_at(chunk: memoryview | bytes, at: int, slots: int) -> tuple[float, ...]:
+    """Return the values that begin at offset `at` of a chunk."""
+    return struct.unpack_from(f"<{slots}d", chunk, at)
+
+
+def parse_chunk(chunk: memoryview, first: bool, keys: dict[bytes, Key]) -> Iterator[tuple[Key, int]]:
+    """Yield the live series of a chunk, each with the offset of its values.
+
+    The `first` chunk begins with the header. `keys` caches parsed keys.
+    """
     at = HEADER_BYTES if first else 0
     while at + _HEAD.size <= len(chunk):
         size, crc, key_bytes, slots, state = _HEAD.unpack_from(chunk, at)
@@ -98,14 +112,14 @@ def parse_chunk(chunk: memoryview, first: bool, keys: dict[bytes, Key]) -> Itera
             if known is None or known.slots != slots:
                 kind, name, labels = json.loads(key)
                 known = keys[key] = Key(Kind(kind), name, tuple(labels), slots)
-            yield known, list(struct.unpack_from(f"<{slots}d", chunk, begin))
+            yield known, begin
         at += size
 
 
 class Totals(dict[Key, list[float]]):
     """Merged values by series."""
 
-    def merge(self, series: Iterable[tuple[Key, list[float]]], *, alive: bool, series_max: int | None = None) -> None:
+    def merge(self, series: Iterable[Series], *, alive: bool, series_max: int | None = None) -> None:
         """Add the series of a process, gauges only if it is alive; beyond `series_max` they go to the label `other`."""
         for key, values in series:
             if not (alive or key.kind.lasting):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from millstream.services.metrics import files
 from millstream.services.metrics.catalogue import SERIES_REFUSED, Kind, Metric
-from millstream.services.metrics.files import ReadCache
+from millstream.services.metrics.files import Part, ReadCache
 from millstream.services.metrics.label_limit import Exists, all_exist, is_about_model, subject
 from millstream.services.metrics.page_totals import MODELS_MAX, PageTotals
 from millstream.services.metrics.record import (
@@ -261,13 +261,26 @@ class MetricsRegistry:
         if self._directory is not None:
             with suppress(OSError):  # without space, the counts of ended processes stay in their files
                 files.retire(self._directory)
+        for part in self.parts().values():
+            totals.merge(part.series, alive=part.alive)
+        return totals
+
+    def parts(self) -> dict[tuple[str, int], Part]:
+        """Return the counts of all processes of the folder in parts, which are named as the last time.
+
+        A part that did not change since then is the same object. Reads files: must be called off the event loop.
+
+        Raises OSError.
+        """
+        parts: dict[tuple[str, int], Part] = {}
+        if self._directory is not None:
             with self._reading:
-                totals = files.read(self._directory, self._cache)
+                parts = files.read(self._directory, self._cache)
         if not self._shared:
             with self._lock:
                 content = b"".join(chunk[:] for chunk in self._chunks)
-            totals.merge(records(memoryview(content)), alive=True)
-        return totals
+            parts[self.process, 0] = Part(True, list(records(memoryview(content))))
+        return parts
 
     def page_totals(self, exists: Exists = all_exist) -> tuple[Totals, frozenset[str] | None]:
         """Return what a page shows of `totals`, and the models with series of their own on it; None: all.
