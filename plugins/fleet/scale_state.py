@@ -5,7 +5,7 @@ gateways ─> loads ─> controller ─> decisions ─> supervisor, gateways (re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ LOADS_LIFE_S = 5.0  # a gateway that has not reported for this long has ended: i
 CLOCK_S = 1.0  # by which a report may end later than this: else the clock was set back after it
 #: Decisions are kept without a controller, so that the next one begins with them; readers look at their age.
 DECISIONS_LIFE_S = 86_400.0
+CHANGES_MAX = 100  # of a pool that are kept
 
 
 class ScaleState:
@@ -66,8 +67,8 @@ class ScaleState:
             raise _unreachable(error) from error
         return found
 
-    async def decide(self, decisions: Iterable[ScaleDecision]) -> None:
-        """Publish decisions."""
+    async def decide(self, decisions: Collection[ScaleDecision], changes: Iterable[ScaleDecision] = ()) -> None:
+        """Publish decisions. `changes`: those among them that want another number of workers than before."""
         fields = {decision.pool: decision.model_dump_json() for decision in decisions}
         if not fields:
             return
@@ -75,6 +76,11 @@ class ScaleState:
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.hset(self._keys.scale, mapping=fields)
             pipeline.expire(self._keys.scale, round(DECISIONS_LIFE_S))
+            for decision in changes:
+                key = self._keys.scale_changes(decision.pool)
+                pipeline.lpush(key, fields[decision.pool])
+                pipeline.ltrim(key, 0, CHANGES_MAX - 1)
+                pipeline.expire(key, round(DECISIONS_LIFE_S))
             await pipeline.execute()
         except (RedisError, OSError) as error:
             raise _unreachable(error) from error
@@ -93,6 +99,14 @@ class ScaleState:
             return _decisions(await self._redis.hgetall(self._keys.scale)), await self._now()
         except (RedisError, OSError) as error:
             raise _unreachable(error) from error
+
+    async def changes(self, pool: str) -> list[ScaleDecision]:
+        """Return the last decisions that changed how many workers a pool should have, the newest first."""
+        try:
+            stored = await self._redis.lrange(self._keys.scale_changes(pool), 0, CHANGES_MAX - 1)
+        except (RedisError, OSError) as error:
+            raise _unreachable(error) from error
+        return [one for document in stored for one in _decisions({pool.encode(): document}).values()]
 
     async def close(self) -> None:
         await self._redis.aclose()

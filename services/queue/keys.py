@@ -42,6 +42,10 @@ Keys of the installation, ms:3:{millstream}:...
   gateways            hash: gateways and the state of the repository that each routes by, each with such a time
   loads               hash: what each gateway counted of each pool (wire.scaling), with the time when it expires
   scale               hash: how many workers each pool should have, by the leading controller (wire.scaling; expires)
+  scale_changes:<pool>
+                      list: the last decisions that changed how many workers a pool should have, newest first (expires)
+  console_looked      string: since when calls are recorded for a console that looks at them (expires)
+  console_calls       hash: the slowest and the failed calls of each gateway, while a console looks (expires)
   leader              string: the controller that leads, and its fencing token (expires)
   leader_token        string: the last fencing token that was given out
   use                 hash: what API keys with limits used through each gateway, each with the time of writing
@@ -78,12 +82,17 @@ class InstallationKeys:
         self.loads = prefix + b"loads"
         self.log_levels = prefix + b"log_levels"
         self.scale = prefix + b"scale"
+        self.console_looked = prefix + b"console_looked"
+        self.console_calls = prefix + b"console_calls"
         self.leader = prefix + b"leader"
         self.leader_token = prefix + b"leader_token"
         self.changes = prefix + b"changes"
 
     def pool(self, name: str) -> PoolKeys:
         return PoolKeys(self, name)
+
+    def scale_changes(self, pool: str) -> bytes:
+        return self.scale + b"_changes:" + pool.encode()
 
 
 class PoolKeys:

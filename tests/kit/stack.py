@@ -370,8 +370,8 @@ def assert_nothing_left(stack: Stack) -> None:
 #: keys that a stack without requests has
 _LASTING = {
     *("idle", "lanes", "workers", "record", "instances", "pools", "epoch", "gateways", "blamed", "counted"),
-    *("called", "called_long", "long"),  # expire
-    *("leader", "leader_token", "fence", "loads", "scale", "keys_read", "log_levels", "memory_taken"),
+    *("called", "called_long", "long", "console_looked", "console_calls"),  # expire
+    *("leader", "leader_token", "fence", "loads", "scale", "scale_changes", "keys_read", "log_levels", "memory_taken"),
 }
 
 

@@ -121,7 +121,7 @@ class Autoscaler:
             del self._policies[pool]
         if not self._leads():  # it slept: another controller may have decided meanwhile
             return
-        await self._scale_state.decide(decided)
+        await self._scale_state.decide(decided, [one for one in decided if _changes(before.get(one.pool), one)])
         await self._scale_state.forget(before.keys() - set(pools))
         self._metrics.decided(decided)
 
@@ -135,6 +135,11 @@ class Autoscaler:
         self._facts.starts(pool).wanted(before, decision.wanted, decision.decided_at)
         if before != decision.wanted:
             log.info("pool %s: %d workers wanted, %d before: %s", pool, decision.wanted, before, decision.reason)
+
+
+def _changes(before: ScaleDecision | None, now: ScaleDecision) -> bool:
+    """Return whether a decision belongs in the history. Of a pool without limits none does: it follows what runs."""
+    return now.reason != Reason.UNBOUNDED and (before is None or before.wanted != now.wanted)
 
 
 def kept_of(before: ScaleDecision | None, limits: ScaleLimits, now: float) -> int:

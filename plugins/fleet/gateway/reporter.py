@@ -49,6 +49,10 @@ class LoadReporter:
         """Return the last decisions about the size of each pool, and the time of the Redis clock. Raises Failure."""
         return await self._scale_state.decisions()
 
+    async def changes(self, pool: str) -> list[ScaleDecision]:
+        """Return the last decisions that changed the size of a pool, the newest first. Raises Failure."""
+        return await self._scale_state.changes(pool)
+
     async def _run(self) -> None:
         while True:
             try:

@@ -52,6 +52,12 @@ class Scale(BaseModel):
     pools: list[PoolScale]
 
 
+class ScaleChanges(BaseModel):
+    """The last changes of how many workers a pool should have."""
+
+    changes: list[PoolScale] = Field(description="The newest first.")
+
+
 def pool_scale(decisions: Mapping[str, ScaleDecision], pool: str, now: float) -> PoolScale:
     """Return the decision about a pool. Raises Failure: NOT_FOUND, UNAVAILABLE if no controller decides now.
 
@@ -92,9 +98,24 @@ async def get_scale(pool: str, deps: DepsOf) -> PoolScale:
     return pool_scale(decisions, pool, now)
 
 
+@router.get(
+    "/scale/{pool}/changes",
+    summary="Decisions that changed how many workers a pool should have",
+    description="Those of the last hours, the newest first: at most 100, for a day after the last one.",
+    responses=documented(503),
+)
+async def get_scale_changes(pool: str, deps: DepsOf) -> ScaleChanges:
+    found = await deps.part(LoadReporter).changes(pool)
+    return ScaleChanges(changes=[PoolScale.of(decision) for decision in found])
+
+
 _READ = Row(Need.READ, admin=True)
 _TAG = Tag("admin: scale", "How many workers each pool should have.", Place.OPEN)
 ADAPTER = Adapter(
     routes=(Routes(router, _TAG, keyed=True, order=330),),
-    access={("GET", "/admin/v1/scale"): _READ, ("GET", "/admin/v1/scale/{pool}"): _READ},
+    access={
+        ("GET", "/admin/v1/scale"): _READ,
+        ("GET", "/admin/v1/scale/{pool}"): _READ,
+        ("GET", "/admin/v1/scale/{pool}/changes"): _READ,
+    },
 )

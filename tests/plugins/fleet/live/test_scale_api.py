@@ -56,6 +56,13 @@ def test_the_admin_api_says_how_many_are_wanted(stack):
     assert [one["pool"] for one in scale(stack)["pools"]] == ["cpu"]
 
 
+def test_the_admin_api_says_what_was_decided_before(stack):
+    [first, *_] = stack.http.get("/admin/v1/scale/cpu/changes").json()["changes"]
+    assert first.keys() == KEYS
+    assert (first["pool"], first["wanted"]) == ("cpu", 1)
+    assert stack.http.get("/admin/v1/scale/tpu/changes").json() == {"changes": []}
+
+
 def test_a_pool_that_there_is_not(stack):
     reply = stack.http.get("/admin/v1/scale/tpu")
     assert reply.status_code == 404

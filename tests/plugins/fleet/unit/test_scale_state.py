@@ -120,6 +120,25 @@ def test_a_clock_that_is_set_changes_no_pool(redis_address, stored, step_s):
     play(redis_address, steps)
 
 
+def test_changes_of_a_pools_size_are_kept_newest_first_and_bounded(redis_address, stored, monkeypatch):
+    monkeypatch.setattr(scale_state, "CHANGES_MAX", 3)
+
+    async def steps(scene: Scene) -> None:
+        wanted = await scene.rounds(30, 2.0)
+        wanted += await scene.rounds(130, 0.0)
+        changed = [now for before, now in zip([0, *wanted], wanted, strict=False) if now != before]
+        assert len(changed) > 2
+        found = await scene.state.changes("cpu")
+        assert [one.wanted for one in found] == changed[:-4:-1]
+        assert all(one.explanation for one in found)
+        scene.autoscaler = scene.new_autoscaler()  # another one leads, and goes on
+        await scene.rounds(5, 0.0)
+        assert await scene.state.changes("cpu") == found
+        assert await scene.state.changes("gone") == []
+
+    play(redis_address, steps)
+
+
 def test_redis_that_lost_its_data_does_not_count_what_arrived_long_ago(redis_address, stored):
     """For a moment no gateway has reported: its counters since its start are nothing that arrived now."""
 

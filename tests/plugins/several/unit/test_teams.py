@@ -60,6 +60,7 @@ OF_NO_MODEL = {
     ("GET", "/admin/v1/log-level"),
     ("GET", "/admin/v1/scale"),
     ("GET", "/admin/v1/scale/{pool}"),
+    ("GET", "/admin/v1/scale/{pool}/changes"),
     ("POST", "/endpoints/{endpoint}/async-invocations"),
 }
 #: `test_console.py` has a reader of one model
