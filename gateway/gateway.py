@@ -188,7 +188,7 @@ class Gateway:
             answering=self.readiness_probe.answering,
             load=self.load,
             uploading=Quotas(self.access.gate, self.catalog, self.repository).upload,
-            draining=lambda: self.drain.draining,
+            on_drain=self.drain.on_begin,
         )
 
     async def _apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:

@@ -56,7 +56,7 @@ class GatewayParts:
     answering: Callable[[str], bool]  # content id -> whether a recent readiness probe of it came back
     load: Callable[[Manifest, float], Awaitable[None]]  # has a version loaded, and waits for it so many seconds
     uploading: Callable[[str, int], AbstractAsyncContextManager[object]]  # counts an upload: model, bytes
-    draining: Callable[[], bool]  # whether the gateway drains: replies without an end have to end
+    on_drain: Callable[[Callable[[], None]], None]  # has a function called when the gateway begins to drain
 
 
 def build_parts(of: GatewayParts) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ the close from a failure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from millstream.gateway.connection.cors import Cors
@@ -14,14 +15,28 @@ from millstream.gateway.connection.infer_handler import EXCHANGE, Exchange, Infe
 from millstream.gateway.connection.uvicorn_hooks import HttpToolsProtocol
 from millstream.services.process.request_id import new_request_id, request_context
 
+#: of a scope: a function that ends the connection at once, for replies without an end
+ABORT = "millstream.abort"
+
 
 class Drain:
     """`draining` is set once and stays set. Readiness and every connection read it."""
 
-    __slots__ = ("draining",)
+    __slots__ = ("_acts", "draining")
 
     def __init__(self) -> None:
         self.draining = False
+        self._acts: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """Drain from now on, and call what waits for that."""
+        self.draining = True
+        while self._acts:
+            self._acts.pop()()
+
+    def on_begin(self, act: Callable[[], None]) -> None:
+        """Call `act` in the event loop when the drain begins."""
+        self._acts.append(act)
 
 
 class DrainingProtocol(HttpToolsProtocol):
@@ -55,6 +70,7 @@ class DrainingProtocol(HttpToolsProtocol):
             cycle.default_headers += self.cors.headers(headers.origin)
             app = self.cors.app(cycle.scope, app)
         cycle.transport = CycleTransport(self, cycle)
+        cycle.scope[ABORT] = self.transport.abort
         with request_context(request_id, headers.traceparent):  # the task of the request takes these variables with it
             token = EXCHANGE.set(Exchange(headers, request_id, cycle.default_headers))
             super()._start_asgi_task(cycle, app)

@@ -186,7 +186,7 @@ class Server(uvicorn.Server):
             if self._side_server is not None:
                 self._side_server.stop_accepting()
             await asyncio.sleep(min(ARRIVING_S, notice_s))
-        self._gateway.drain.draining = True
+        self._gateway.drain.begin()
         side = None if self._side_server is None else asyncio.create_task(self._side_server.drain(give_up))
         # With a port of its own the server goes on accepting: load balancers have to see that it is not ready, and
         # send requests until they do.
@@ -220,7 +220,7 @@ class Server(uvicorn.Server):
 
     def leave_ready(self) -> None:
         """Be not ready, and tell clients to connect anew, but go on accepting."""
-        self._gateway.drain.draining = True
+        self._gateway.drain.begin()
 
     def _stop_accepting(self) -> None:
         for server in self.servers:

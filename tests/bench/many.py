@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -81,7 +82,8 @@ def _get(connection: HTTPConnection, method: str, path: str, body: bytes | None 
 
 
 @contextmanager
-def _connection(server: Server) -> Iterator[HTTPConnection]:
+def connection_to(server: Server) -> Iterator[HTTPConnection]:
+    """Yield a connection to a server."""
     host, _, port = server.url.removeprefix("http://").partition(":")
     connection = HTTPConnection(host, int(port), timeout=120)
     try:
@@ -156,8 +158,8 @@ def measure_thousand(folder: Path, status: Callable[[str], None]) -> Thousand:
 
 
 def _idle(server: Server, home: Path, models: int, register_s: float, start_s: float) -> Idle:
-    with _connection(server) as connection:
-        _wait_until_served(connection, models)
+    with connection_to(server) as connection:
+        await_served(connection, models)
         gateway, worker = running_module(server.pid, GATEWAY)[0], running_module(server.pid, WORKER)[0]
         redis = redis_py.Redis(unix_socket_path=str(socket_path(home / "run")))
         pids = (gateway, worker, int(redis.info("server")["process_id"]))
@@ -186,7 +188,7 @@ def _idle(server: Server, home: Path, models: int, register_s: float, start_s: f
         )
 
 
-def _wait_until_served(connection: HTTPConnection, models: int) -> None:
+def await_served(connection: HTTPConnection, models: int) -> None:
     """Return when all models answer, on standby or ready."""
     deadline = time.monotonic() + READY_S_MAX
     while time.monotonic() < deadline:
@@ -199,7 +201,7 @@ def _wait_until_served(connection: HTTPConnection, models: int) -> None:
 
 def calls(server: Server, names: Sequence[str], models: int, count: int = CALLS) -> Calls:
     """Call `names` in turn over one connection."""
-    with _connection(server) as connection:
+    with connection_to(server) as connection:
         for name in names:
             _get(connection, "POST", f"/v2/models/{name}/infer", _BODY)
         before, spans = cpu_s(server.pid), []
@@ -210,6 +212,27 @@ def calls(server: Server, names: Sequence[str], models: int, count: int = CALLS)
         cpu = cpu_s(server.pid) - before
     spans.sort()
     return Calls(models, len(names), spans[count // 2] * 1e6, spans[count * 99 // 100] * 1e6, cpu / count * 1e6)
+
+
+@contextmanager
+def calling(server: Server, names: Sequence[str], per_s: float) -> Iterator[None]:
+    """Call models in turn, each at its time, as long as the block lasts."""
+    ended = threading.Event()
+
+    def call() -> None:
+        with connection_to(server) as connection:
+            began, number = time.monotonic(), 0
+            while not ended.wait(max(0.0, began + number / per_s - time.monotonic())):
+                _get(connection, "POST", f"/v2/models/{names[number % len(names)]}/infer", _BODY)
+                number += 1
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class ColdModel(NamedTuple):
@@ -251,8 +274,8 @@ def measure_cold(folder: Path, kind: str) -> Cold:
     repository = write_repository(folder / f"repository-cold-{kind}", model.make(model.models))
     arguments = ["--triton-repository", str(repository), "--memory", model.memory]
     spans: list[tuple[float, float, float]] = []  # of a first call, the next one, and the load, in seconds
-    with millstream_up(folder, f"cold-{kind}", arguments) as server, _connection(server) as connection:
-        _wait_until_served(connection, model.models)
+    with millstream_up(folder, f"cold-{kind}", arguments) as server, connection_to(server) as connection:
+        await_served(connection, model.models)
         _fill(connection, model)
         before = _unloaded(connection)
         while len(spans) < COLD_CALLS:

@@ -199,7 +199,7 @@ class Application:
                 answering=lambda _: True,
                 load=self._load,
                 uploading=lambda *_: nullcontext(),
-                draining=lambda: False,
+                on_drain=lambda _act: None,
             )
         )
         self.parts = parts

@@ -6,16 +6,18 @@ Source: WHATWG HTML, "Server-sent events".
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import orjson
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from millstream.gateway.access.gate import Gate
-from millstream.gateway.access.principal import CALLER
+from millstream.gateway.access.principal import Principal
+from millstream.gateway.connection.drain import ABORT
 from millstream.plugins.console.gateway.hub import Hub, Viewer
 from millstream.plugins.console.gateway.log_files import LogTail
-from millstream.services.access.scopes import Row
+from millstream.plugins.console.gateway.session import LOGS, WATCH
 from millstream.services.errors import Failure
 from millstream.services.process.threads import in_storage_thread
 
@@ -28,25 +30,23 @@ _RETRY = b"retry: 2000\n\n"
 
 
 class EventStream(Response):
-    """A reply that sends the newest sample to the caller of the current task.
+    """A reply that sends the newest sample.
 
     A reader that is slow skips samples: the next one is looked up when the last one was written.
     """
 
-    def __init__(self, hub: Hub, gate: Gate, row: Row, tail: LogTail | None = None) -> None:
-        """Build one. `tail`: the lines of logs that its reader wants, too."""
+    def __init__(self, hub: Hub, gate: Gate, principal: Principal | None, tail: LogTail | None = None) -> None:
+        """Build one. `principal`: who reads; None: anybody may. `tail`: the lines of logs that they want, too."""
         super().__init__()
         self._tail = tail
         self._hub = hub
         self._gate = gate
-        self._row = row
-        self._principal = CALLER.get()
+        self._principal = principal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert self._principal is not None  # the row lets in nobody without a key
         await send({"type": "http.response.start", "status": 200, "headers": list(_HEAD)})
         await send({"type": "http.response.body", "body": _RETRY, "more_body": True})
-        with self._hub.viewing(self._principal) as viewer:
+        with self._hub.viewing(self._principal, scope.get(ABORT, _none)) as viewer:
             gone = asyncio.create_task(_end_with_reader(receive, viewer))
             try:
                 await self._send_samples(viewer, send)
@@ -72,12 +72,16 @@ class EventStream(Response):
         return b"".join([b"event: log\ndata: %b\n\n" % orjson.dumps(line) for line in lines])
 
     def _may_still(self) -> bool:
-        assert self._principal is not None
-        try:
-            self._gate.check_still(self._principal, self._row)
-        except Failure:
-            return False
-        return True
+        if self._principal is None:
+            return self._gate.is_open(WATCH)
+        with suppress(Failure):
+            self._gate.check_still(self._principal, WATCH if self._tail is None else LOGS)
+            return True
+        return False
+
+
+def _none() -> None:
+    """Do nothing: there is no connection."""
 
 
 async def _end_with_reader(receive: Receive, viewer: Viewer) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,9 +19,9 @@ from millstream.gateway.access.principal import Principal
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.parts import GatewayParts
 from millstream.plugins.console.gateway import rates
-from millstream.plugins.console.gateway.call_log import CallLog
+from millstream.plugins.console.gateway.call_log import CallShare
 from millstream.plugins.console.gateway.problems import problems
-from millstream.plugins.console.gateway.rates import Growth, Reading
+from millstream.plugins.console.gateway.rates import Counts, Growth, Reading
 from millstream.plugins.console.gateway.traffic_history import HISTORY_S, TrafficHistory
 from millstream.services.access.scopes import Grants, Need
 from millstream.services.process.cancellation import cancel_all
@@ -32,18 +32,24 @@ log = logging.getLogger("millstream.console")
 
 SAMPLE_S, SAMPLE_MANY_S = 2.0, 5.0  # between two samples while somebody looks; the latter with more than MANY models
 MANY = 200
-LOOKED_S = 600.0  # after the last look, calls are recorded for so long
-TICK_S = 0.25  # after which a drain is noticed
+ASKING_MAX = 2  # threads that wait for a Prometheus, which may be slow
+UNREAD_S = 1.0  # for which a viewer's last events may be unread while the gateway drains
 
 
 class Viewer:
-    """One console that looks. `ended`: it gets no more frames."""
+    """One console that looks. `ended`: it gets no more frames. `abort`: ends its connection."""
 
-    def __init__(self, grants: Grants, *, sees_all: bool) -> None:
-        self.grants = grants
-        self.sees_all = sees_all
+    def __init__(self, principal: Principal | None, abort: Callable[[], None]) -> None:
+        self._principal = principal
+        self.abort = abort
         self.changed = asyncio.Event()
         self.ended = False
+
+    @property
+    def grants(self) -> Grants | None:
+        """What its key may do now; None: it sees all."""
+        principal = self._principal
+        return None if principal is None or principal.sees_all(Need.READ) else principal.grants
 
     def end(self) -> None:
         self.ended = True
@@ -59,11 +65,11 @@ class Frames:
 
     def frame(self, viewer: Viewer) -> bytes:
         """Return the event for a viewer."""
-        key = None if viewer.sees_all else viewer.grants
-        frame = self._frames.get(key)
+        grants = viewer.grants
+        frame = self._frames.get(grants)
         if frame is None:
-            document = self.document if key is None else _seen(self.document, key)
-            frame = self._frames[key] = b"event: overview\ndata: %b\n\n" % orjson.dumps(document)
+            document = self.document if grants is None else _seen(self.document, grants)
+            frame = self._frames[grants] = b"event: overview\ndata: %b\n\n" % orjson.dumps(document)
         return frame
 
 
@@ -74,8 +80,12 @@ def _seen(document: dict[str, Any], grants: Grants) -> dict[str, Any]:
     for name in ("requests_per_s", "failed_per_s", "invalid_per_s", "queue_rows"):
         known = [one[name] for one in rows if one[name] is not None]
         totals[name] = sum(known) if known or not rows else None
-    problems = [one for one in document["problems"] if one["model"] is None or grants.allows(Need.READ, one["model"])]
-    return document | {"totals": totals, "endpoints": rows, "problems": problems}
+    wrong = [
+        one
+        for one in document["problems"]
+        if not one["private"] and (one["model"] is None or grants.allows(Need.READ, one["model"]))
+    ]
+    return document | {"totals": totals, "endpoints": rows, "problems": wrong}
 
 
 class Hub:
@@ -83,53 +93,44 @@ class Hub:
 
     def __init__(self, parts: GatewayParts) -> None:
         self._registry = parts.registry
+        self._counts = Counts()
         self._catalog: Catalog = parts.catalog
-        self._draining = parts.draining
         self._viewers: set[Viewer] = set()
         self._wake = asyncio.Event()
         self._last: Reading | None = None
         self._before: Reading | None = None  # at the last entry of the history
         self._earlier: Reading | None = None  # at the one before, since when problems are looked for
         self._folder = parts.settings.repository_dir
-        self._observer = parts.observer
-        self._looked_at: float | None = None  # calls are recorded; None: they are not
-        self.calls = CallLog()
+        self.calls = CallShare(parts)
         self.history = TrafficHistory()
+        self.asking = asyncio.Semaphore(ASKING_MAX)
         self._running = False
         self._tasks: list[asyncio.Task[None]] = []
         self.sample: Frames | None = None
+        parts.on_drain(self._end)
 
     async def start(self) -> None:
         self._running = True
+        await self.calls.start()
         self._tasks = [asyncio.create_task(self._run(), name="console")]
 
     async def stop(self) -> None:
         self._end()
         await cancel_all(self._tasks)
+        await self.calls.stop()
 
     @property
     def viewed(self) -> bool:
         """Whether anybody looks."""
         return bool(self._viewers)
 
-    def looked(self) -> None:
-        """Record calls from now on, until nobody has looked for LOOKED_S."""
-        if self._looked_at is None:
-            self._observer.attach(self.calls)
-        self._looked_at = time.monotonic()
-
-    def _rest(self) -> None:
-        if self._viewers:
-            self.looked()
-        elif self._looked_at is not None and time.monotonic() - self._looked_at >= LOOKED_S:
-            self._observer.detach(self.calls)
-            self._looked_at = None
-            self.calls.clear()
-
     @contextmanager
-    def viewing(self, principal: Principal) -> Iterator[Viewer]:
-        """Count a console that looks as long as the block lasts."""
-        viewer = Viewer(principal.grants, sees_all=principal.sees_all(Need.READ))
+    def viewing(self, principal: Principal | None, abort: Callable[[], None]) -> Iterator[Viewer]:
+        """Count a console that looks as long as the block lasts.
+
+        `principal`: who looks; None: anybody may see all. `abort`: ends its connection.
+        """
+        viewer = Viewer(principal, abort)
         if not self._running:
             viewer.end()
         self._viewers.add(viewer)
@@ -140,40 +141,45 @@ class Hub:
             self._viewers.discard(viewer)
 
     def _end(self) -> None:
+        """Let all viewers go to another gateway. One that does not read would hold up the drain."""
         self._running = False
         for viewer in self._viewers:
             viewer.end()
+            asyncio.get_running_loop().call_later(UNREAD_S, viewer.abort)
+        self._wake.set()
 
     async def _run(self) -> None:
         due = time.monotonic()  # of the next entry of the history
-        while not self._draining():
+        while self._running:
             now = time.monotonic()
-            self._rest()
-            if now >= due or (self._viewers and self._is_old(now)):
+            if self._viewers:
+                self.calls.look()
+            if now >= due or (self._viewers and now >= self._next_at()):
                 try:
                     await self._take(enters=now >= due)
                 except Exception:
                     log.exception("the console's sample could not be taken; trying again")
+                    await asyncio.sleep(SAMPLE_S)
                 if now >= due:
                     due = now + HISTORY_S
             self._wake.clear()
-            wait_s = TICK_S if self._viewers else max(0.0, due - time.monotonic())
+            next_at = min(due, self._next_at()) if self._viewers else due
             with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout(max(0.0, next_at - time.monotonic())):
                     await self._wake.wait()
-        self._end()
 
-    def _is_old(self, now: float) -> bool:
+    def _next_at(self) -> float:
+        """Return when those who look get the next sample."""
         every_s = SAMPLE_MANY_S if len(self._catalog.snapshot.models) > MANY else SAMPLE_S
-        return self.sample is None or self._last is None or now - self._last.at_s >= every_s - TICK_S / 2
+        return 0.0 if self.sample is None or self._last is None else self._last.at_s + every_s
 
     async def _take(self, *, enters: bool) -> None:
         """Take a sample. `enters`: whether the history gets it, too."""
         snapshot = self._catalog.snapshot
-        reading = rates.existing(await asyncio.to_thread(self._read), snapshot.models)
+        reading = await asyncio.to_thread(self._read, snapshot.models)
         at = time.time()  # noqa: TID251 - an instant for people
         if enters:
-            self.history.enter(at, Growth(self._before, reading), snapshot.workers)
+            self.history.enter(Growth(self._before, reading), snapshot.workers)
             self._earlier, self._before = self._before, reading
         growth, self._last = Growth(self._last, reading), reading
         if not self._viewers:
@@ -201,8 +207,8 @@ class Hub:
             return disk_space(self._folder)
         return 0, 0
 
-    def _read(self) -> Reading:
-        return rates.reading_of(time.monotonic(), self._registry.totals())
+    def _read(self, exists: Collection[str]) -> Reading:
+        return self._counts.read(time.monotonic(), self._registry.parts(), exists)
 
 
 def _worker(record: WorkerRecord, growth: Growth) -> dict[str, Any]:

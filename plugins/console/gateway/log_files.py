@@ -110,7 +110,7 @@ def _lines_backwards(file: Any, bytes_max: int) -> Iterator[str]:
 def _parsed(process: str, text: str, rest: list[str]) -> LogLine | None:
     """Return the record that a line begins; None: it continues one. `rest`: the lines after it, the last one first."""
     if text.startswith("{"):
-        with suppress(ValueError, KeyError, TypeError, AttributeError):
+        with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             document = json.loads(text)
             at = datetime.fromisoformat(document["time"]).timestamp()
             return LogLine(at, process, _level(document.get("level")), "\n".join(_said(document)))

@@ -24,13 +24,14 @@ _REASON_MAX = 300  # characters
 
 
 class Problem(NamedTuple):
-    """One problem. `model`: that it is about, so that others need not see it."""
+    """One problem. `model`: that it is about, so that others need not see it. `private`: who reads all sees it."""
 
     severity: str
     title: str
     detail: str
     action: str
     model: str | None = None
+    private: bool = False
 
 
 def problems(growth: Growth, snapshot: Snapshot, disk: tuple[int, int], at: float) -> list[dict[str, Any]]:
@@ -73,7 +74,7 @@ def _of_processes(growth: Growth, snapshot: Snapshot) -> Iterator[Problem]:
                 "GET /v2/health/ready says why. Start Redis or workers.",
             )
     for (pool,), (count, *_) in wanted.items():
-        if count > ready.get((pool,), [0.0])[0]:
+        if count > ready.get((pool,), (0.0,))[0]:
             yield Problem(
                 "warning",
                 f"Pool {pool} has fewer workers than the {count:.0f} that it needs",
@@ -81,14 +82,13 @@ def _of_processes(growth: Growth, snapshot: Snapshot) -> Iterator[Problem]:
                 "Workers start and do not become ready: look at their logs. No worker starts: what scales the pool "
                 "has reached its own limit.",
             )
-    for (pool,) in growth.now.of(catalogue.BATCHES_RECLAIMED):
-        if sum(growth.of(catalogue.BATCHES_RECLAIMED, (pool,))):
-            yield Problem(
-                "warning",
-                f"Pool {pool} loses workers",
-                "Workers die or freeze with work in hand. Their callers wait longer and are answered by others.",
-                "Look for memory limits and at the supervisor's log; `millstream logs supervisor`.",
-            )
+    for (pool,) in growth.all(catalogue.BATCHES_RECLAIMED):
+        yield Problem(
+            "warning",
+            f"Pool {pool} loses workers",
+            "Workers die or freeze with work in hand. Their callers wait longer and are answered by others.",
+            "Look for memory limits and at the supervisor's log; `millstream logs supervisor`.",
+        )
     leads = growth.now.of(catalogue.CONTROLLER_LEADS)
     if leads and not growth.now.value(catalogue.CONTROLLER_LEADS):
         yield Problem(
@@ -122,9 +122,8 @@ def _of_redis(growth: Growth) -> Iterator[Problem]:
 
 def _of_requests(growth: Growth) -> Iterator[Problem]:
     by_model: dict[str, list[float]] = {}
-    for key in growth.now.outcomes:
-        counts = by_model.setdefault(key[0], [0.0, 0.0])
-        requests, failed, _ = growth.outcomes(key) or (0.0, 0.0, 0.0)
+    for (model, _), (requests, failed, _) in growth.all(catalogue.REQUESTS).items():
+        counts = by_model.setdefault(model, [0.0, 0.0])
         counts[0] += requests
         counts[1] += failed
     for model, (requests, failed) in sorted(by_model.items()):
@@ -137,8 +136,8 @@ def _of_requests(growth: Growth) -> Iterator[Problem]:
                 "before.",
                 model,
             )
-    for (reason,) in growth.now.of(catalogue.REQUESTS_REFUSED):
-        if per_s := growth.rate(sum(growth.of(catalogue.REQUESTS_REFUSED, (reason,)))):
+    for (reason,), (count, *_) in growth.all(catalogue.REQUESTS_REFUSED).items():
+        if per_s := growth.rate(count):
             yield Problem(
                 "warning",
                 f"Requests are refused: {reason}",
@@ -184,9 +183,8 @@ def _of_versions(growth: Growth, snapshot: Snapshot) -> Iterator[Problem]:
                 "batching again.",
                 model,
             )
-    instances = growth.now.of(catalogue.INSTANCES_READY)
     waiting = {key for key, (value, *_) in growth.now.of(catalogue.LANE_ROWS).items() if value}
-    for model, version in sorted(key for key in waiting if not instances.get(key, [0.0])[0]):
+    for model, version in sorted(waiting - growth.now.instances().keys()):
         yield Problem(
             "critical",
             f"{model} {version}: rows wait, nothing is ready",
@@ -211,7 +209,7 @@ def _of_versions(growth: Growth, snapshot: Snapshot) -> Iterator[Problem]:
 def _of_limits(growth: Growth, disk: tuple[int, int], at: float) -> Iterator[Problem]:
     allowed = growth.now.of(catalogue.PROCESS_MAX_FDS)
     for (process,), (count, *_) in growth.now.of(catalogue.PROCESS_OPEN_FDS).items():
-        limit = allowed.get((process,), [0.0])[0]
+        limit = allowed.get((process,), (0.0,))[0]
         if limit and count / limit > _FULL:
             yield Problem(
                 "warning",
@@ -243,6 +241,7 @@ def _of_limits(growth: Growth, disk: tuple[int, int], at: float) -> Iterator[Pro
                 f"API key {key} expires in {_days(expires - at)}",
                 "Its callers are refused from then on.",
                 f"`millstream keys edit {key} --expires 90d`",
+                private=True,
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -61,13 +62,16 @@ def _asked(url: str, query: str, at: list[float], step_s: float) -> list[float |
 def _got(url: str, path: str) -> bytes:
     parts = urlsplit(url)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    end = time.monotonic() + _ANSWER_S_MAX
     connection = kind(parts.hostname or "", parts.port, timeout=_ANSWER_S_MAX)
-    try:
+    with closing(connection):
         connection.request("GET", f"{parts.path.rstrip('/')}{path}", headers={"accept": "application/json"})
-        reply = connection.getresponse()
-        body = reply.read(_ANSWER_BYTES_MAX)
-        if reply.status != 200:
-            raise ValueError(f"status {reply.status}")
-        return body
-    finally:
-        connection.close()
+        with closing(connection.getresponse()) as reply:
+            if reply.status != 200:
+                raise ValueError(f"status {reply.status}")
+            body = b""
+            while chunk := reply.read1(_ANSWER_BYTES_MAX):
+                body += chunk
+                if len(body) > _ANSWER_BYTES_MAX or time.monotonic() > end:
+                    raise ValueError("the answer is too long")
+            return body

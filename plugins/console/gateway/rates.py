@@ -1,20 +1,21 @@
 """Two readings of the metrics -> rates, quantiles and shares in the time between them. Pure: no clock.
 
-registry.totals() ─> reading_of ─┬─> Growth(before, now) ─> endpoints, totals, busy shares
+registry.parts() ─> Counts.read ─┬─> Growth(before, now) ─> endpoints, totals, busy shares
                   the one before ┘
+Of 1,000 models most do nothing between two readings: only what changed is added up, and taken apart again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from operator import add
 from typing import Any, NamedTuple
 
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.catalogue import Metric
-from millstream.services.metrics.record import Totals
+from millstream.services.metrics.files import Part
 
 #: outcomes that are the server's fault, as in the dashboards
 FAILED = frozenset({"overloaded", "unavailable", "expired", "memory", "model", "storage", "internal"})
@@ -25,7 +26,8 @@ _READ: dict[Metric, int] = {
     catalogue.REQUEST_DURATION: 2,
     catalogue.BATCH_ROWS: 2,
     catalogue.LANE_ROWS: 2,
-    catalogue.INSTANCES_READY: 2,
+    catalogue.REQUESTS: 2,
+    catalogue.INSTANCES_READY: 3,  # the largest of all processes, of each pool
     catalogue.WORKER_BUSY_SECONDS: 2,
     catalogue.PROCESS_RESIDENT_BYTES: 1,
     catalogue.PROCESS_OPEN_FDS: 1,
@@ -37,7 +39,7 @@ _READ: dict[Metric, int] = {
     catalogue.WORKERS_READY: 1,
     catalogue.BATCHES_RECLAIMED: 1,
     catalogue.BATCHING_OFF: 2,
-    catalogue.VERSION_REFUSED: 2,
+    catalogue.VERSION_REFUSED: 3,
     catalogue.TLS_CERTIFICATE_EXPIRY: 1,
     catalogue.KEY_EXPIRY: 1,
     catalogue.CONTROLLER_LEADS: 0,
@@ -49,18 +51,23 @@ _READ: dict[Metric, int] = {
 #: of processes, by their names
 RESIDENT = catalogue.PROCESS_RESIDENT_BYTES
 _LABELS = {metric.name: count for metric, count in _READ.items()}
+_OF_MODELS = {metric.name for metric in _READ if metric.labels[:1] == ("model",)}
 
 Labels = tuple[str, ...]
+Values = Sequence[float]
 #: first labels -> values added up
-Sums = dict[Labels, list[float]]
+Sums = dict[Labels, Values]
 
 
 class Reading(NamedTuple):
-    """The counts at one time. `at_s`: seconds on a clock that only grows; `outcomes`: all, failed, invalid."""
+    """The counts at one time. `at_s`: seconds on a clock that only grows.
+
+    The values of catalogue.REQUESTS are those of all requests, of the failed and of the invalid ones. Values that are
+    as in the reading before are the same objects.
+    """
 
     at_s: float
-    sums: dict[str, Sums]
-    outcomes: Sums
+    sums: Mapping[str, Sums]
 
     def of(self, metric: Metric) -> Sums:
         """Return the sums of a metric of `_READ`."""
@@ -70,24 +77,82 @@ class Reading(NamedTuple):
         """Return the sum of all series of a metric without labels of its own."""
         return int(self.of(metric).get((), (0.0,))[0])
 
+    def instances(self) -> dict[Labels, int]:
+        """Return how many instances of each version are ready, in all pools; those of which there are none may lack."""
+        found: dict[Labels, int] = {}
+        for (model, version, _), (count, *_) in self.of(catalogue.INSTANCES_READY).items():
+            if count:
+                found[model, version] = found.get((model, version), 0) + int(count)
+        return found
 
-def reading_of(at_s: float, totals: Totals) -> Reading:
-    """Return the reading of the counts of all processes."""
-    sums: dict[str, Sums] = {name: {} for name in _LABELS}
-    outcomes: Sums = {}
-    for key, values in totals.items():
+
+class Counts:
+    """Adds up the parts of the metrics, which are those of several processes."""
+
+    def __init__(self) -> None:
+        self._parts: dict[object, tuple[Part, dict[tuple[str, Labels], Values]]] = {}
+        self._shares: dict[str, dict[Labels, dict[object, Values]]] = {name: {} for name in _LABELS}
+        self._sums: dict[str, Sums] = {name: {} for name in _LABELS}
+
+    def read(self, at_s: float, parts: Mapping[Any, Part], exists: Collection[str]) -> Reading:
+        """Return the sums of the current parts, which are named as the last time, for the models that exist."""
+        changed: set[tuple[str, Labels]] = set()
+        for where in self._parts.keys() | parts.keys():
+            part, (known, before) = parts.get(where, _NOTHING), self._parts.get(where, (None, {}))
+            if part is known:
+                continue
+            now = _added_up(part)
+            self._parts[where] = part, now
+            if where not in parts:
+                del self._parts[where]
+            for name, labels in before.keys() | now.keys():
+                share = now.get((name, labels))
+                if share != before.get((name, labels)):
+                    changed.add((name, labels))
+                    shares = self._shares[name].setdefault(labels, {})
+                    if share is None:
+                        del shares[where]
+                    else:
+                        shares[where] = share
+        for name, labels in changed:
+            values = None
+            for share in self._shares[name][labels].values():
+                values = _merged(name, values, share)
+            if values is None:
+                del self._shares[name][labels], self._sums[name][labels]
+            else:
+                self._sums[name][labels] = values
+        return Reading(at_s, {name: _existing(name, sums, exists) for name, sums in self._sums.items()})
+
+
+_NOTHING = Part(False, [])
+_LARGEST = {metric.name for metric in _READ if metric.kind.largest}
+
+
+def _added_up(part: Part) -> dict[tuple[str, Labels], Values]:
+    found: dict[tuple[str, Labels], Values] = {}
+    for key, values in part.series:
         count = _LABELS.get(key.name)
-        if count is not None:
-            of, labels = sums[key.name], key.labels[:count]
-            known = of.get(labels)
-            of[labels] = values if known is None or len(known) != len(values) else list(map(add, known, values))
-        elif key.name == catalogue.REQUESTS.name:
-            model, version, _, outcome = key.labels
-            counted = outcomes.setdefault((model, version), [0.0, 0.0, 0.0])
-            counted[0] += values[0]
-            if outcome != "ok":
-                counted[1 if outcome in FAILED else 2] += values[0]
-    return Reading(at_s, sums, outcomes)
+        if count is None or not (part.alive or key.kind.lasting):
+            continue
+        if key.name == catalogue.REQUESTS.name:
+            outcome, number = key.labels[3], values[0]
+            failed = outcome in FAILED
+            values = number, number if failed else 0.0, 0.0 if failed or outcome == "ok" else number
+        name = key.name, key.labels[:count]
+        found[name] = _merged(key.name, found.get(name), values)
+    return found
+
+
+def _merged(name: str, known: Values | None, values: Values) -> Values:
+    if known is None or len(known) != len(values):
+        return values
+    return tuple(map(max if name in _LARGEST else add, known, values))
+
+
+def _existing(name: str, sums: Sums, exists: Collection[str]) -> Sums:
+    """Return a copy of the sums, without the versions of models that were deleted."""
+    return {key: value for key, value in sums.items() if key[0] in exists} if name in _OF_MODELS else sums.copy()
 
 
 class Growth:
@@ -100,24 +165,22 @@ class Growth:
         self.now = now
         self.before = before if before is not None and before.at_s < now.at_s else None
         self.interval_s = None if self.before is None else now.at_s - self.before.at_s
+        self._grown: dict[str, dict[Labels, Values]] = {}
 
-    def of(self, metric: Metric, labels: Labels) -> list[float]:
-        """Return by how much a series grew; empty: it is not known, or there is none."""
-        return self._grown(self.now.of(metric), {} if self.before is None else self.before.of(metric), labels)
+    def all(self, metric: Metric) -> Mapping[Labels, Values]:
+        """Return by how much those series grew that did."""
+        found = self._grown.get(metric.name)
+        if found is None:
+            before = {} if self.before is None else self.before.of(metric)
+            now = {} if self.before is None else self.now.of(metric)
+            pairs = ((labels, values, before.get(labels)) for labels, values in now.items())
+            found = {labels: _growth(values, old) for labels, values, old in pairs if values is not old}
+            found = self._grown[metric.name] = {labels: grown for labels, grown in found.items() if any(grown)}
+        return found
 
-    def outcomes(self, labels: Labels) -> list[float]:
-        """Return by how much all requests of a version grew, the failed ones, and the invalid ones."""
-        return self._grown(self.now.outcomes, {} if self.before is None else self.before.outcomes, labels)
-
-    def _grown(self, now: Sums, before: Sums, labels: Labels) -> list[float]:
-        values, old = now.get(labels), before.get(labels)
-        if self.before is None or values is None:
-            return []
-        if old is None or len(old) != len(values):
-            return values
-        if old == values:  # of most models nothing happens between two readings
-            return [0.0] * len(values)
-        return [max(0.0, value - earlier) for value, earlier in zip(values, old, strict=True)]
+    def of(self, metric: Metric, labels: Labels) -> Values:
+        """Return by how much a series grew; empty: not at all, or it is not known."""
+        return self.all(metric).get(labels, ())
 
     def rate(self, amount: float) -> float | None:
         """Return an amount a second."""
@@ -125,8 +188,15 @@ class Growth:
 
     def busy(self, pool: str, worker: str) -> float | None:
         """Return the share of the time in which a worker ran batches; None: it is of another machine."""
-        seconds = self.of(catalogue.WORKER_BUSY_SECONDS, (pool, worker))
-        return self.rate(seconds[0]) if seconds else None
+        if (pool, worker) not in self.now.of(catalogue.WORKER_BUSY_SECONDS):
+            return None
+        return self.rate(sum(self.of(catalogue.WORKER_BUSY_SECONDS, (pool, worker))))
+
+
+def _growth(values: Values, old: Values | None) -> Values:
+    if old is None or len(old) != len(values):
+        return values
+    return [max(0.0, value - earlier) for value, earlier in zip(values, old, strict=True)]
 
 
 def worker_name(worker: str) -> str:
@@ -136,41 +206,45 @@ def worker_name(worker: str) -> str:
 
 def endpoints(growth: Growth) -> list[dict[str, Any]]:
     """Return what happened to each version that is loaded, has requests that wait, or was called."""
-    queued, instances = growth.now.of(catalogue.LANE_ROWS), growth.now.of(catalogue.INSTANCES_READY)
-    alive = {key for found in (queued, instances) for key, (value, *_) in found.items() if value}
-    alive |= {key for key in growth.now.outcomes if any(growth.outcomes(key))}
-    return [_endpoint(growth, key, queued, instances) for key in sorted(alive)]
+    queued, instances = growth.now.of(catalogue.LANE_ROWS), growth.now.instances()
+    quiet = dict.fromkeys(("requests_per_s", "failed_per_s", "invalid_per_s"), growth.rate(0.0))
+    quiet |= dict.fromkeys(("p50_s", "p99_s", "batch_rows"))
+    busy = busy_endpoints(growth)
+    alive = {key for key, (value, *_) in queued.items() if value} | instances.keys() | busy.keys()
+    return [
+        {
+            "model": key[0],
+            "version": key[1],
+            **busy.get(key, quiet),
+            "queue_rows": int(queued.get(key, (0.0,))[0]),
+            "instances": instances.get(key, 0),
+        }
+        for key in sorted(alive)
+    ]
 
 
-def _endpoint(growth: Growth, key: Labels, queued: Sums, instances: Sums) -> dict[str, Any]:
-    requests, failed, invalid = growth.outcomes(key) or (0.0, 0.0, 0.0)
+def busy_endpoints(growth: Growth) -> dict[Labels, dict[str, float | None]]:
+    """Return the rates and quantiles of the versions that were called."""
+    return {key: _busy(growth, key, grown) for key, grown in growth.all(catalogue.REQUESTS).items()}
+
+
+def _busy(growth: Growth, key: Labels, requests: Values) -> dict[str, float | None]:
     durations = growth.of(catalogue.REQUEST_DURATION, key)[:-1]
     *runs, rows = growth.of(catalogue.BATCH_ROWS, key) or (0.0,)
     return {
-        "model": key[0],
-        "version": key[1],
-        "requests_per_s": growth.rate(requests),
-        "failed_per_s": growth.rate(failed),
-        "invalid_per_s": growth.rate(invalid),
+        **dict(zip(("requests_per_s", "failed_per_s", "invalid_per_s"), map(growth.rate, requests), strict=True)),
         "p50_s": quantile(durations, P50),
         "p99_s": quantile(durations, P99),
         "batch_rows": rows / sum(runs) if any(runs) else None,
-        "queue_rows": int(queued.get(key, (0.0,))[0]),
-        "instances": int(instances.get(key, (0.0,))[0]),
     }
 
 
 def totals(growth: Growth) -> dict[str, Any]:
     """Return what happened to all versions together, refused requests included."""
     now = growth.now
-    grown = [growth.outcomes(key) for key in now.outcomes]
-    requests, failed, invalid = (sum(one[at] for one in grown if one) for at in range(3))
-    refused = sum(sum(growth.of(catalogue.REQUESTS_REFUSED, key)) for key in now.of(catalogue.REQUESTS_REFUSED))
-    durations = [0.0] * len(_BOUNDS)
-    for key in now.of(catalogue.REQUEST_DURATION):
-        grown_by = growth.of(catalogue.REQUEST_DURATION, key)[:-1]
-        if any(grown_by):
-            durations = list(map(add, durations, grown_by))
+    requests, failed, invalid = _sum(growth.all(catalogue.REQUESTS).values()) or (0.0, 0.0, 0.0)
+    refused = sum(map(sum, growth.all(catalogue.REQUESTS_REFUSED).values()))
+    durations = _sum(growth.all(catalogue.REQUEST_DURATION).values())[:-1]
     ready = [values[0] > 0 for values in now.of(catalogue.GATEWAY_READY).values()]
     return {
         "requests_per_s": growth.rate(requests),
@@ -187,7 +261,11 @@ def totals(growth: Growth) -> dict[str, Any]:
     }
 
 
-def quantile(counts: list[float], share: float, bounds: tuple[float, ...] = _BOUNDS) -> float | None:
+def _sum(rows: Iterable[Values]) -> list[float]:
+    return [sum(column) for column in zip(*rows, strict=False)]  # another release may have other buckets
+
+
+def quantile(counts: Values, share: float, bounds: tuple[float, ...] = _BOUNDS) -> float | None:
     """Return a quantile of a histogram as Prometheus' `histogram_quantile` does; None if it is empty.
 
     Args:
@@ -197,7 +275,7 @@ def quantile(counts: list[float], share: float, bounds: tuple[float, ...] = _BOU
 
     Within a bucket, observations count as evenly spread. Beyond the last finite bound, that bound is returned.
     """
-    if not any(counts):
+    if not any(counts) or len(counts) != len(bounds):
         return None
     upto = list(accumulate(counts))
     rank = share * upto[-1]
@@ -205,15 +283,3 @@ def quantile(counts: list[float], share: float, bounds: tuple[float, ...] = _BOU
         if above >= rank and above > below:
             return lower if math.isinf(upper) else lower + (upper - lower) * (rank - below) / (above - below)
     return bounds[-2]
-
-
-def existing(reading: Reading, exists: Mapping[str, object]) -> Reading:
-    """Return a reading without the versions of models that were deleted."""
-    of_versions = {metric.name for metric, count in _READ.items() if metric.labels[:count] == ("model", "version")}
-    sums = {
-        name: {key: value for key, value in of.items() if key[0] in exists} if name in of_versions else of
-        for name, of in reading.sums.items()
-    }
-    return reading._replace(
-        sums=sums, outcomes={key: value for key, value in reading.outcomes.items() if key[0] in exists}
-    )

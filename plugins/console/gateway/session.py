@@ -25,10 +25,14 @@ from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import Code, Failure
 
 COOKIE = "millstream_console"
-API, CALL = "/console/api/", "/console/api/call/"
+API, CALL, SESSION = "/console/api/", "/console/api/call/", "/console/api/session"
 PROOF = b"x-millstream-console"
 _OWN_SITES = frozenset({b"same-origin", b"none"})
 _PRIVATE = frozenset({b"cookie", PROOF})
+#: live figures and their history: without keys anybody may read them, as on the metrics page
+WATCH = Row(Need.READ)
+READ = Row(Need.READ, admin=True)
+LOGS = Row(Need.ADMIN, admin=True)  # a line may be about any model and any caller
 _READS = frozenset({"GET", "HEAD"})
 
 Headers = list[tuple[bytes, bytes]]
@@ -84,6 +88,8 @@ def with_key(scope: Scope) -> Scope:
     sent = dict(headers)
     key = _cookie(headers)
     kept = [header for header in headers if header[0] not in _PRIVATE]
+    if scope["path"] == SESSION and scope["method"] not in _READS and _is_of_other_page(sent):
+        raise Failure(Code.FORBIDDEN, "the console's cookie is set by its own page alone")
     if key is not None and b"authorization" not in sent:
         if _is_of_other_page(sent):
             raise Failure(Code.FORBIDDEN, "the console's cookie counts for calls of its own page alone")
@@ -94,13 +100,11 @@ def with_key(scope: Scope) -> Scope:
 
 
 def _cookie(headers: Headers) -> str | None:
-    for name, value in headers:
-        if name == b"cookie":
-            for part in value.decode("latin-1").split(";"):
-                cookie, _, content = part.strip().partition("=")
-                if cookie == COOKIE and content:
-                    return unquote(content)
-    return None
+    """Return the key of the cookie. Of several, another server of this host may have set one: none counts."""
+    parts = [part for name, value in headers if name == b"cookie" for part in value.decode("latin-1").split(";")]
+    pairs = [part.strip().partition("=") for part in parts]
+    found = [unquote(content) for cookie, _, content in pairs if cookie == COOKIE and content]
+    return found[0] if len(found) == 1 else None
 
 
 def _is_of_other_page(sent: dict[bytes, bytes]) -> bool:
@@ -135,11 +139,17 @@ def who_is(gate: Gate, credential: bytes | None) -> Principal | None:
 
 def allowed(gate: Gate, principal: Principal | None) -> dict[str, bool]:
     """Return what the page may offer: what the caller's scopes allow, and what is open to anybody."""
-    needs = {"read": Need.READ, "write": Need.WRITE, "keys": Need.ADMIN, "infer": Need.INFER, "metrics": Need.METRICS}
-    admin = {Need.READ, Need.WRITE, Need.ADMIN}
+    rows = {
+        "watch": WATCH,
+        "read": READ,
+        "write": Row(Need.WRITE, admin=True),
+        "keys": LOGS,
+        "infer": Row(Need.INFER),
+        "metrics": Row(Need.METRICS),
+    }
     return {
-        name: gate.is_open(Row(need, admin=need in admin)) or (principal is not None and principal.grants.allows(need))
-        for name, need in needs.items()
+        name: gate.is_open(row) or (principal is not None and principal.grants.allows(row.need))
+        for name, row in rows.items()
     }
 
 

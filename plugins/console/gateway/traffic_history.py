@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from millstream.plugins.console.gateway import rates
 from millstream.plugins.console.gateway.rates import Growth
+from millstream.services.metrics import catalogue
 from millstream.services.wire.records import WorkerRecord
 
 HISTORY_S = 15.0  # between two entries
@@ -22,11 +23,16 @@ Values = tuple[float | None, ...]
 
 
 class HistoryEntry(NamedTuple):
-    """What happened in the HISTORY_S before an instant, in seconds since the epoch."""
+    """What happened in the HISTORY_S before an instant, in seconds on the monotonic clock: a clock that is set breaks
+    no order.
+
+    `models`: those that were called or have requests that wait, the busiest ones. `other`: the values of all others.
+    """
 
     at: float
     totals: Values
     models: dict[str, Values]
+    other: Values
 
 
 class TrafficHistory:
@@ -35,28 +41,33 @@ class TrafficHistory:
     def __init__(self) -> None:
         self._entries: deque[HistoryEntry] = deque(maxlen=ENTRIES_MAX)
 
-    def enter(self, at: float, growth: Growth, workers: Iterable[WorkerRecord]) -> None:
-        """Add what happened until now. `at`: seconds since the epoch."""
+    def enter(self, growth: Growth, workers: Iterable[WorkerRecord]) -> None:
+        """Add what happened until the second reading."""
         busy = [growth.busy(one.pool, rates.worker_name(one.id)) for one in workers]
         known = [share for share in busy if share is not None]
         totals = rates.totals(growth) | {"busy": sum(known) / len(known) if known else None}
         by_model: dict[str, list[dict[str, Any]]] = {}
-        for one in rates.endpoints(growth):
-            by_model.setdefault(one["model"], []).append(one)
-        found = {model: _values(_of_versions(versions)) for model, versions in by_model.items()}
+        queued = {key: values[0] for key, values in growth.now.of(catalogue.LANE_ROWS).items() if values[0]}
+        called = rates.busy_endpoints(growth)
+        for key in called.keys() | queued.keys():
+            version = {"queue_rows": queued.get(key, 0.0), **called.get(key, {})}
+            by_model.setdefault(key[0], []).append(version)
+        found = {model: _values(_of_versions(versions, growth.rate(0.0))) for model, versions in by_model.items()}
         busiest = nlargest(MODELS_MAX, found.items(), key=lambda item: (item[1][0] or 0.0, item[1][4] or 0.0))
-        self._entries.append(HistoryEntry(at, _values(totals), dict(busiest)))
+        other = _NONE if len(found) > MODELS_MAX else _values(_of_versions([], growth.rate(0.0)))
+        self._entries.append(HistoryEntry(growth.now.at_s, _values(totals), dict(busiest), other))
 
-    def document(self, model: str | None, sees: Callable[[str], bool] | None) -> dict[str, Any]:
+    def document(self, epoch: float, model: str | None, sees: Callable[[str], bool] | None) -> dict[str, Any]:
         """Return the series of a model, or of all.
 
         Args:
+            epoch: what added to the monotonic clock gives seconds since the epoch.
             model: its name; None: all models together.
             sees: says of a model whether the caller may read it; None: the caller may read all. The caller may read
                 `model`.
         """
         rows = [
-            entry.models.get(model, _NONE)
+            entry.models.get(model, entry.other)
             if model is not None
             else entry.totals
             if sees is None
@@ -65,7 +76,7 @@ class TrafficHistory:
         ]
         columns = zip(*rows, strict=True) if rows else [()] * len(SERIES)
         series = {name: list(column) for name, column in zip(SERIES, columns, strict=True)}
-        return {"step_s": HISTORY_S, "at": [entry.at for entry in self._entries], **series}
+        return {"step_s": HISTORY_S, "at": [entry.at + epoch for entry in self._entries], **series}
 
 
 _NONE: Values = (None,) * len(SERIES)
@@ -75,11 +86,16 @@ def _values(document: dict[str, Any]) -> Values:
     return tuple(document.get(name) for name in SERIES)
 
 
-def _of_versions(versions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the sums of a model's versions, with the quantiles of the one with the most requests."""
-    busiest = max(versions, key=lambda one: one["requests_per_s"] or 0.0)
-    summed = {name: sum([one[name] or 0.0 for one in versions]) for name in _SUMMED if name in busiest}
-    return busiest | {name: None if busiest[name] is None else value for name, value in summed.items()}
+def _of_versions(versions: list[dict[str, Any]], none: float | None) -> dict[str, Any]:
+    """Return the sums of a model's versions, with the quantiles of the one with the most requests.
+
+    `none`: the rate of no requests.
+    """
+    busiest = max(versions, key=lambda one: one.get("requests_per_s") or 0.0, default={})
+    return busiest | {
+        name: None if none is None and name != "queue_rows" else sum([one.get(name) or 0.0 for one in versions])
+        for name in _SUMMED
+    }
 
 
 def _sum(rows: Iterable[Values]) -> Values:
