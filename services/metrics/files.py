@@ -65,8 +65,6 @@ class Part(NamedTuple):
 class _Chunk:
     """The series of a chunk of a metric file. Where only values changed, keys are not parsed again."""
 
-    __slots__ = ("_owners", "_places", "_words", "part")
-
     def __init__(self) -> None:
         self.part = Part(False, [])
         self._words = np.zeros(0, np.uint64)  # the content
@@ -76,16 +74,12 @@ class _Chunk:
     def read(self, content: bytes, keys: dict[bytes, Key], *, first: bool, alive: bool) -> Part:
         """Return the series of this content. `keys` caches parsed keys."""
         before, self._words = self._words, np.frombuffer(content, np.uint64, len(content) // 8)
-        if len(before) != len(self._words):
-            self.part = Part(alive, self._parsed(content, keys, first))
-            return self.part
-        changed = np.flatnonzero(before != self._words)
-        if len(changed):
-            owners = np.unique(self._owners[changed]).tolist()
+        series, same = self.part.series, len(before) == len(self._words)
+        owners = np.unique(self._owners[before != self._words]).tolist() if same else [-1]
+        if owners:
             series = self._parsed(content, keys, first) if owners[0] < 0 else self._updated(content, owners)
+        if owners or alive is not self.part.alive:
             self.part = Part(alive, series)
-        elif alive is not self.part.alive:
-            self.part = Part(alive, self.part.series)
         return self.part
 
     def _parsed(self, content: bytes, keys: dict[bytes, Key], first: bool) -> list[Series]:
@@ -112,12 +106,6 @@ class ReadCache:
         self._keys: dict[bytes, Key] = {}
         self.retired = _Retired()
         self.retired_part = Part(False, [])
-
-    def load_retired(self, directory: Path) -> None:
-        """Bring `retired` up to date."""
-        if _token(directory) != self.retired.token:
-            self.retired = _load(directory)
-            self.retired_part = Part(False, list(self.retired.totals.items()))
 
     def parts(self, name: str, content: bytes, *, alive: bool) -> Iterator[tuple[tuple[str, int], Part]]:
         """Yield the parts of the file `name` with this content, with what identifies each."""
@@ -162,7 +150,9 @@ def read(directory: Path, cache: ReadCache) -> dict[tuple[str, int], Part]:
     """
     parts: dict[tuple[str, int], Part] = {}
     for _ in range(_READ_ATTEMPTS):
-        cache.load_retired(directory)
+        if _token(directory) != cache.retired.token:
+            cache.retired = _load(directory)
+            cache.retired_part = Part(False, list(cache.retired.totals.items()))
         retired = cache.retired
         parts = {(_RETIRED, 0): cache.retired_part}
         files = [path for path in _files(directory, VALUES_SUFFIX) if path.name not in retired.absorbed]
