@@ -49,6 +49,7 @@ class Imported(NamedTuple):
         classes: the output with a score for each class; None: the model is no classifier.
         labels: names of the classes, a line of text each.
         prepare: inputs that requests may give as encoded files.
+        padded_max: tokens of a row up to which padding changes no answer; 0: it may.
     """
 
     path: Path
@@ -66,6 +67,7 @@ class Imported(NamedTuple):
     classes: Classes | None = None
     labels: Sequence[str] = ()
     prepare: Mapping[str, Preparation] = MappingProxyType({})
+    padded_max: int = 0
 
 
 class Importer(importers.Importer):

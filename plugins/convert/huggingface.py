@@ -32,6 +32,8 @@ _TEXT = "Hello, world: 1 Grüße."
 _TOKENIZER_OF_MLFLOW = ("components", "tokenizer")  # beside the model's folder
 #: rows and tokens of the samples: several lengths, one row and one token
 TOKENS_SHORT, TOKENS_PADDED = 5, 9  # of the trial that pads
+#: tokens up to which a model without positions is padded: as many as a text may have
+PADDED_MAX = 8192
 _SHAPES = ((3, 9), (2, 24), (1, 1), (4, 5))
 
 
@@ -60,7 +62,8 @@ class HuggingFaceImporter(Importer):
         encoder = load_encoder(torch, transformers, folder, options)
         samples = _samples(torch, encoder)
         head = answer_of(encoder.config, encoder.task, samples[0].outputs[encoder.output].shape[-1])
-        notes = [*encoder.notes, *_padding_notes(torch, encoder), *head.notes]
+        padding = _padding_notes(torch, encoder)
+        notes = [*encoder.notes, *padding, *head.notes]
         rows, tokens = torch.export.Dim.DYNAMIC, torch.export.Dim.DYNAMIC
         arguments = _arrays(encoder, 2, 8, np.random.default_rng(2))
         try:
@@ -91,6 +94,7 @@ class HuggingFaceImporter(Importer):
             embeddings=(encoder.output,) if encoder.task == "embeddings" else (),
             classes=head.classes,
             labels=head.labels,
+            padded_max=0 if padding else encoder.positions or PADDED_MAX,
         )
 
 

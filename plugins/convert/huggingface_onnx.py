@@ -17,7 +17,7 @@ import numpy as np
 
 from millstream.plugins.convert.base import Imported, Importer
 from millstream.plugins.convert.held import import_onnx
-from millstream.plugins.convert.huggingface import TOKENS_PADDED, padding_notes, tokenizer_files
+from millstream.plugins.convert.huggingface import PADDED_MAX, TOKENS_PADDED, padding_notes, tokenizer_files
 from millstream.plugins.convert.huggingface_folder import (
     Dense,
     Folder,
@@ -83,10 +83,14 @@ class HuggingFaceOnnxImporter(Importer):
             return imported
         vocabulary, positions = folder.config.get("vocab_size"), positions_of(folder.config)
         tokens = vocabulary if type(vocabulary) is int else 0
-        notes = _padding_notes(imported, folder, tokens)
+        padding = _padding_notes(imported, folder, tokens)
+        padded_max = (positions or PADDED_MAX) if padding == [] else 0
+        notes = list(padding or ())
         files, note = _tokenizer(source, folder, tokens, positions)
         notes += [note] if note else []
-        return imported._replace(notes=(*imported.notes, *notes), files=(*imported.files, *files))
+        return imported._replace(
+            notes=(*imported.notes, *notes), files=(*imported.files, *files), padded_max=padded_max
+        )
 
 
 def _classified(imported: Imported, folder: Folder, count: int) -> Imported:
@@ -101,8 +105,11 @@ def _classified(imported: Imported, folder: Folder, count: int) -> Imported:
     return imported._replace(notes=(*imported.notes, *head.notes), classes=head.classes, labels=head.labels)
 
 
-def _padding_notes(imported: Imported, folder: Folder, vocabulary: int) -> list[str]:
-    """Return a note if padding changes the answers: an export without the mask. Raises Failure(INVALID)."""
+def _padding_notes(imported: Imported, folder: Folder, vocabulary: int) -> list[str] | None:
+    """Return a note if padding changes the answers: an export without the mask; None: it could not be tried.
+
+    Raises Failure(INVALID).
+    """
     from millstream.services.ingest.graph import read_model
     from millstream.services.ingest.model_io import read_tensors
     from millstream.services.ingest.trial_session import Session, TrialError
@@ -110,7 +117,7 @@ def _padding_notes(imported: Imported, folder: Folder, vocabulary: int) -> list[
     names = list(imported.samples[0].inputs)
     positions = positions_of(folder.config)
     if not {IDS, MASK} <= set(names) <= {IDS, MASK, TYPES} or 0 < positions < TOKENS_PADDED:
-        return []
+        return None
     inputs, outputs = read_tensors(read_model(imported.path))
     session = Session(imported.path, inputs, outputs)
     order = [tensor.name for tensor in inputs]
@@ -124,7 +131,7 @@ def _padding_notes(imported: Imported, folder: Folder, vocabulary: int) -> list[
         advice = "export it with an example that is padded, or push the ONNX file by itself for token ids"
         raise invalid(f"{failure.message}: {advice}") from failure
     except TrialError:  # of fixed shapes, for example: the check says what runs
-        return []
+        return None
 
 
 def _onnx(folder: Path) -> OnnxFile:

@@ -199,6 +199,7 @@ def _converted(folder: Path, importer: Importer, imported: Imported) -> Converte
         embeddings=tuple(imported.embeddings),
         classes=imported.classes,
         prepare=dict(imported.prepare),
+        padded_max=imported.padded_max,
     )
 
 

@@ -54,7 +54,7 @@ class TokenizerProcess(ConfinedProcess):
             raise invalid(f"{what} cannot be read: {loaded.error}")
         return started
 
-    async def encode(self, lists: Sequence[list[str]], limits: Limits) -> list[Encoded]:
+    async def encode(self, lists: Sequence[list[str | tuple[str, str]]], limits: Limits) -> list[Encoded]:
         """Return the answer to each list of texts. Raises ProcessEnded: `close` it then."""
         return await self._answers(pack(Texts(list(lists), limits)), len(lists), RUN_S_MAX)
 

@@ -13,6 +13,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -43,9 +44,9 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Texts(msgspec.Struct, frozen=True, array_like=True):
-    """Lists of texts to encode, each for itself."""
+    """Lists of texts, or of pairs of texts, to encode, each for itself."""
 
-    lists: list[list[str]]
+    lists: list[list[str | tuple[str, str]]]
     limits: Limits
 
 
@@ -56,11 +57,13 @@ class Encoded(msgspec.Struct, frozen=True, array_like=True):
         error: why there is none, on one line; "": there is one.
         counts: tokens of each text, uint32.
         ids: of all texts, uint32; empty beyond the limits.
+        types: of the tokens of pairs, a byte each: 0 in the first text, 1 in the second; empty for texts.
     """
 
     error: str = ""
     counts: bytes = b""
     ids: bytes = b""
+    types: bytes = b""
 
 
 _texts = msgspec.msgpack.Decoder(Texts)
@@ -126,6 +129,14 @@ def split_ids(answer: Encoded, texts: int, tokens_max: int) -> tuple[list[int], 
     return counts, entries
 
 
+def split_types(answer: Encoded, counts: Sequence[int]) -> list[list[int]]:
+    """Return the types of the tokens of each pair. Raises ValueError if they do not fit."""
+    if len(answer.types) != sum(counts):
+        raise ValueError("the types of an answer do not fit its pairs")
+    ends = list(accumulate(counts))
+    return [list(answer.types[end - count : end]) for count, end in zip(counts, ends, strict=True)]
+
+
 def _array(content: bytes) -> list[int]:
     found = array("I")
     assert (found.itemsize, sys.byteorder) == (_NUMBER_BYTES, "little")
@@ -184,22 +195,24 @@ def _encoded(tokenizer: Any, message: bytes) -> list[Encoded]:
     return answers
 
 
-def _alone(tokenizer: Any, texts: list[str], limits: Limits) -> Encoded:
+def _alone(tokenizer: Any, texts: list[str | tuple[str, str]], limits: Limits) -> Encoded:
     try:
         return _answer(texts, tokenizer.encode_batch(texts), limits)
     except BaseException as error:
         return Encoded(f"the text cannot be tokenized: {_line(error)}")
 
 
-def _answer(texts: list[str], found: list[Any], limits: Limits) -> Encoded:
+def _answer(texts: list[str | tuple[str, str]], found: list[Any], limits: Limits) -> Encoded:
     counts = [len(one) for one in found]
     for text, count in zip(texts, counts, strict=True):
-        bytes_max = len(text.encode())
+        bytes_max = len(("".join(text)).encode())
         if count > limits.grown_tokens + limits.grown_tokens_per_byte * bytes_max:
             return Encoded(f"the model's tokenizer makes {count} tokens of {bytes_max} bytes of text")
     if max(counts, default=0) > limits.text_tokens or sum(counts) > limits.total_tokens:
         return Encoded(counts=numbers(counts))
-    return Encoded(counts=numbers(counts), ids=numbers([number for one in found for number in one.ids]))
+    pairs = any(type(text) is tuple for text in texts)
+    types = bytes([number for one in found for number in one.type_ids]) if pairs else b""
+    return Encoded(counts=numbers(counts), ids=numbers([number for one in found for number in one.ids]), types=types)
 
 
 def _tried(tokenizer: Any, content: bytes) -> Encoded:

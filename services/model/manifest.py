@@ -226,6 +226,8 @@ class ImportFacts(BaseModel):
         categories: by name, of the columns that have them.
         embeddings: outputs whose rows are directions: which of their elements is the largest means nothing.
         prepare: inputs that requests may give as encoded files, as the configuration of a version has them.
+        padded_max: tokens of a row up to which padding that the attention mask hides changes no answer, as the import
+            has shown within its tolerance; 0: it has not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -239,6 +241,7 @@ class ImportFacts(BaseModel):
     categories: dict[ColumnName, ColumnCategories] = Field({}, max_length=COLUMNS_MAX)
     embeddings: tuple[str, ...] = Field((), max_length=64)
     prepare: dict[str, Preparation] = Field({}, max_length=PREPARED_MAX)
+    padded_max: int = Field(0, ge=0, le=1 << 20)
 
 
 class ImportRecord(ImportFacts):

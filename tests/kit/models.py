@@ -507,6 +507,27 @@ def embeddings(pooled: bool = False, types: bool = False) -> onnx.ModelProto:
 
 
 @_builder
+def cross_encoder() -> onnx.ModelProto:
+    """A number for a pair of texts.
+
+    "input_ids", "attention_mask", "token_type_ids" INT64 [N, L] -> "logits" FP32 [N, 1]: the sum over the unmasked
+    tokens of a number of each token, which is negated where the type is 1.
+    """
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["values"], axis=0),
+        helper.make_node("Gather", ["signs", "token_type_ids"], ["signed"], axis=0),
+        helper.make_node("Cast", ["attention_mask"], ["there"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["values", "signed"], ["both"]),
+        helper.make_node("Mul", ["both", "there"], ["masked"]),
+        helper.make_node("ReduceSum", ["masked", "tokens"], ["logits"], keepdims=1),
+    ]
+    weights = [_float("table", np.arange(32) / 4), _float("signs", np.array([1, -1])), _integer("tokens", [1])]
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    inputs = [_value(name, "INT64", ["N", "L"]) for name in names]
+    return _model(nodes, inputs, [_value("logits", "FP32", ["N", 1])], weights)
+
+
+@_builder
 def labelled(classes: int = 1) -> onnx.ModelProto:
     """Labels and scores of texts: "input_ids" INT64 [N, L] -> "label" BYTES, "score" FP32, both [N] or [N, classes].
 

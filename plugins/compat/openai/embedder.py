@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from millstream.gateway.tensors.input_plans import InputPlans, Inputs, join
+from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.nested_lists import from_lists
 from millstream.gateway.tensors.outputs import OutputTensor, as_numbers
-from millstream.plugins.prepare.gateway.text_plans import Array, rows_padded_max, token_inputs
+from millstream.gateway.tensors.prepared import PreparedPlans
+from millstream.plugins.prepare.gateway.text_plans import Array, padded_width, rows_padded_max, token_inputs
 from millstream.services.errors import Failure, invalid
-from millstream.services.model.datatypes import BYTES, FLOATS
+from millstream.services.model.datatypes import BYTES, FLOATS, encode_elements
 from millstream.services.model.signature import Signature
 from millstream.services.model.usage import IDS, MASK, TYPES, takes_tokens
 
@@ -25,24 +27,62 @@ from millstream.services.model.usage import IDS, MASK, TYPES, takes_tokens
 _OUTPUTS = ("sentence_embedding", "embeddings", "embedding", "token_embeddings", "last_hidden_state")
 
 
+#: tokens of a run, with padding; more gain nothing
+RUN_TOKENS_MAX = 16_384
+#: a shorter text joins the run of a longer one if its tokens are at least so many of the longest one's
+_SIMILAR = 0.75
+
+
 class Embedder(NamedTuple):
-    """How a version embeds. `output`: index of the embeddings. `text`: whether its input takes texts, not token ids."""
+    """How a version embeds.
+
+    Args:
+        output: index of the embeddings.
+        text: whether its input takes texts, not token ids.
+        padded_max: tokens up to which rows are padded to one of few lengths; 0: they are padded to the longest.
+    """
 
     plans: InputPlans
     output: int
     text: bool
+    padded_max: int = 0
 
-    def rows_max(self, entries: Sequence[Any]) -> int:
-        """Return how many of these entries `inputs` takes at once, at least 1. Raises Failure(INVALID)."""
-        return len(entries) if self.text else rows_padded_max(self.plans, entries)
+    @property
+    def prepared(self) -> PreparedPlans | None:
+        """What makes its input of an encoded image; None: it takes texts or token ids."""
+        return None if self.text or takes_tokens(self.plans.signature) else self.plans.prepared
 
-    def inputs(self, entries: Sequence[Any]) -> tuple[Inputs, Array]:
-        """Return the entries as one request, and a mask of the tokens that are not padding. Raises Failure(INVALID)."""
+    def runs(self, entries: Sequence[Any], rows_max: int) -> list[list[int]]:
+        """Return which entries run together, as indices: those of similar lengths. Raises Failure(INVALID).
+
+        `rows_max`: of a run.
+        """
+        if self.text or self.prepared is not None:
+            every = range(len(entries))
+            return [list(every[at : at + rows_max]) for at in range(0, len(entries), rows_max)]
+        rows_padded_max(self.plans, entries)  # refuses an entry that is too long
+        lengths = [len(entry) for entry in entries]
+        found: list[list[int]] = []
+        longest = 1
+        for at in sorted(range(len(entries)), key=lengths.__getitem__, reverse=True):
+            width = padded_width(lengths[at], self.padded_max)
+            room = found and len(found[-1]) < min(rows_max, RUN_TOKENS_MAX // longest)
+            if not room or width < _SIMILAR * longest:
+                longest = width
+                found.append([])
+            found[-1].append(at)
+        return found
+
+    async def inputs(self, entries: Sequence[Any]) -> tuple[Inputs, Array]:
+        """Return the entries as one request, and a mask of the tokens that are not padding. Raises Failure."""
+        if self.prepared is not None:
+            raw = encode_elements([entry.encode() for entry in entries])
+            return await self.prepared.prepare([InputTensor((len(entries),), raw, len(raw))]), _ones(entries)
         if self.text:
             plan = next(iter(self.plans))
             rows = [[entry] for entry in entries] if len(plan.shape) == 2 else list(entries)
-            return join(self.plans, {plan.name: from_lists(plan, rows)}), np.ones((len(rows), 1), np.int64)
-        return token_inputs(self.plans, entries)
+            return join(self.plans, {plan.name: from_lists(plan, rows)}), _ones(entries)
+        return token_inputs(self.plans, entries, self.padded_max)
 
     def vectors(self, outputs: Sequence[OutputTensor], mask: Array) -> Array:
         """Return (entries, dim) in FP32. Raises Failure(INVALID) for an output of a shape that is no embedding."""
@@ -55,15 +95,22 @@ class Embedder(NamedTuple):
         return array
 
 
-def embedder(plans: InputPlans) -> Embedder:
-    """Return how the version of `plans` embeds. Raises Failure(INVALID) if it gives no embeddings."""
+def _ones(entries: Sequence[Any]) -> Array:
+    return np.ones((len(entries), 1), np.int64)
+
+
+def embedder(plans: InputPlans, padded_max: int = 0) -> Embedder:
+    """Return how the version of `plans` embeds. Raises Failure(INVALID) if it gives no embeddings.
+
+    `padded_max`: as of Embedder.
+    """
     output = _output(plans.model, plans.signature)
     only = next(iter(plans)) if len(plans) == 1 else None
     if only is not None and only.datatype == BYTES and len(only.shape) in {1, 2}:
         return Embedder(plans, output, text=True)
-    if not takes_tokens(plans.signature):
-        raise _none(plans.model, f"it takes no {IDS} (with {MASK}, {TYPES}), and no text")
-    return Embedder(plans, output, text=False)
+    if not takes_tokens(plans.signature) and (plans.prepared is None or len(plans) != 1):
+        raise _none(plans.model, f"it takes no {IDS} (with {MASK}, {TYPES}), no text and no image")
+    return Embedder(plans, output, text=False, padded_max=padded_max)
 
 
 def _output(model: str, signature: Signature) -> int:

@@ -1,6 +1,6 @@
 """Answers an embeddings request of OpenAI's API, bytes to bytes.
 
-read ─> route ─> tokens ─> runs of at most rows_max entries, several at once ─> vectors, in order
+read ─> route ─> tokens ─> runs of entries of similar lengths, several at once ─> vectors, in order
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from millstream.gateway.tensors.outputs import dump_numbers
 from millstream.plugins.compat.openai.embedder import Embedder, embedder, shortened
 from millstream.plugins.compat.openai.request import INPUT, EmbeddingRequest, read
 from millstream.plugins.prepare.gateway.tokenizers import Tokenizers
-from millstream.services.errors import Failure
+from millstream.services.errors import Failure, invalid
 from millstream.services.model.usage import MASK, TYPES
 from millstream.services.process.threads import run_in_thread_if_large
 
@@ -54,9 +54,9 @@ class Embeddings:
             raise
         route = self._caller.find(request.model, request.version)
         with self._caller.count_rejections(route, embeddings_body):
-            version_embedder = embedder(route.plans)
-            entries, tokens = await self._entries(route, version_embedder, request)
-        vectors = await self._vectors(route, version_embedder, entries)
+            version_embedder = embedder_of(route)
+            entries, tokens = await self.entries(route, version_embedder, request.entries)
+        vectors = await self.vectors(route, version_embedder, entries)
         with self._caller.count_rejections(route, embeddings_body):
             vectors = shortened(vectors, request.dimensions)
         return await run_in_thread_if_large(vectors.nbytes, _written, request, vectors, tokens)
@@ -69,40 +69,50 @@ class Embeddings:
             name, _, version = orjson.loads(body)["model"].partition(":")
             self._caller.find(name, version or None).plans.advise(failure, embeddings_body)
 
-    async def _entries(
-        self, route: ModelRoute, version_embedder: Embedder, request: EmbeddingRequest
+    async def entries(
+        self, route: ModelRoute, version_embedder: Embedder, entries: Sequence[Any]
     ) -> tuple[Sequence[Any], int]:
-        """Return the model's input for each entry, a text or token ids, and the number of tokens."""
-        entries: Sequence[Any] = request.entries
+        """Return the model's input for each entry, a text or token ids, and the number of tokens. Raises Failure."""
         texts = isinstance(entries[0], str)
+        if version_embedder.prepared is not None and not texts:
+            raise invalid("the model takes images: send them in base64")
         if version_embedder.text:
-            version_embedder.inputs(entries[:1])  # raises for token ids
+            await version_embedder.inputs(entries[:1])  # raises for token ids
+        if version_embedder.text or version_embedder.prepared is not None:
             return entries, 0
         if texts:
             entries = await self._texts.ids(route.lane.manifest, entries, INPUT)
         return entries, sum(map(len, entries))
 
-    async def _vectors(
+    async def vectors(
         self, route: ModelRoute, version_embedder: Embedder, entries: Sequence[Any]
     ) -> np.ndarray[Any, Any]:
-        signature, config = route.plans.signature, route.lane.manifest.config
+        """Return the vector of each entry: a text or token ids, as the version takes them. Raises Failure."""
+        rows_max = route.lane.manifest.config.rows_max if route.plans.signature.batching else 1
         with self._caller.count_rejections(route, embeddings_body):
-            size = min(config.rows_max, version_embedder.rows_max(entries)) if signature.batching else 1
+            together = version_embedder.runs(entries, rows_max)
         turns = asyncio.Semaphore(RUNS_AT_ONCE_MAX)
 
         async def run(some: Sequence[Any]) -> np.ndarray[Any, Any]:
             async with turns:
                 with self._caller.count_rejections(route, embeddings_body):
-                    inputs, mask = version_embedder.inputs(some)
+                    inputs, mask = await version_embedder.inputs(some)
                 outputs = await infer_arrays(self._caller, route, inputs)
                 return version_embedder.vectors(outputs, mask)
 
-        runs = [asyncio.ensure_future(run(entries[at : at + size])) for at in range(0, len(entries), size)]
+        runs = [asyncio.ensure_future(run([entries[at] for at in some])) for some in together]
         try:
-            return np.concatenate(await asyncio.gather(*runs))
+            found = np.concatenate(await asyncio.gather(*runs))
+            return found[np.argsort([at for some in together for at in some])]
         finally:
             for task in runs:
                 task.cancel()
+
+
+def embedder_of(route: ModelRoute) -> Embedder:
+    """Return how a version embeds. Raises Failure(INVALID) if it gives no embeddings."""
+    imported = route.lane.manifest.imported
+    return embedder(route.plans, 0 if imported is None else imported.padded_max)
 
 
 def embeddings_body(target: Target) -> Body | None:

@@ -53,6 +53,8 @@ def _entries(value: Any) -> list[str] | list[list[int]]:
         raise invalid("'input' is a string, a list of strings, a list of token ids, or a list of such; not empty")
     if all(type(one) is int for one in value):
         value = [value]
+    if all(type(one) is dict for one in value):
+        value = [_member(at, one) for at, one in enumerate(value)]
     if len(value) > ENTRIES_MAX:
         raise invalid(f"'input' has {len(value)} entries: at most {ENTRIES_MAX}")
     kinds = set(map(type, value))
@@ -63,6 +65,16 @@ def _entries(value: Any) -> list[str] | list[list[int]]:
     else:
         raise invalid("'input' holds strings alone, or lists of token ids alone")
     return list(value)
+
+
+def _member(at: int, entry: dict[str, Any]) -> Any:
+    """Return the text or image of an entry that is an object, as Jina's clients send it. Raises Failure(INVALID)."""
+    kind = next(iter(entry), None)
+    if len(entry) != 1 or kind not in {"text", "image"} or type(entry[kind]) is not str:
+        raise invalid(
+            f"'input[{at}]' is an object: it has one member, 'text' or 'image' (in base64), which is a string"
+        )
+    return entry[kind]
 
 
 def _check_texts(texts: list[str]) -> None:

@@ -87,12 +87,25 @@ class TextPlans(PreparedPlans):
         return plan
 
 
-def token_inputs(plans: InputPlans, entries: Sequence[Sequence[int]]) -> tuple[Inputs, Array]:
+def token_inputs(
+    plans: InputPlans,
+    entries: Sequence[Sequence[int]],
+    padded_max: int = 0,
+    types: Sequence[Sequence[int]] | None = None,
+) -> tuple[Inputs, Array]:
     """Return token ids of at least one row as one request, and a mask of the tokens that are not padding.
 
-    `plans`: inputs of which `takes_tokens` is true. Raises Failure(INVALID).
+    Args:
+        plans: inputs of which `takes_tokens` is true.
+        entries: the ids of each row.
+        padded_max: tokens up to which rows are padded to one of few lengths, so that requests share runs; 0: they are
+            padded to the longest.
+        types: the type of each token; None: 0.
+
+    Raises:
+        Failure: INVALID.
     """
-    width = _width(plans, entries)
+    width = _width(plans, entries, padded_max)
     rows = len(entries)
     if rows * width > PADDED_TOKENS_MAX:
         raise invalid(
@@ -104,7 +117,10 @@ def token_inputs(plans: InputPlans, entries: Sequence[Sequence[int]]) -> tuple[I
     except OverflowError:
         raise invalid("a token id is out of the range of INT64") from None
     mask = (np.arange(width) < np.array([[len(entry)] for entry in entries])).astype(np.int64)
-    columns = {IDS: ids, MASK: mask, TYPES: np.zeros_like(ids)}
+    kinds = np.zeros_like(ids)
+    for row, of_tokens in enumerate(types or ()):
+        kinds[row, : len(of_tokens)] = of_tokens
+    columns = {IDS: ids, MASK: mask, TYPES: kinds}
     return join(plans, {plan.name: from_array(plan, columns[_role(plan)]) for plan in plans}), mask
 
 
@@ -117,13 +133,27 @@ def _role(plan: InputPlan) -> str:
     return plan.name if plan.name in {MASK, TYPES} else IDS
 
 
-def _width(plans: InputPlans, entries: Sequence[Sequence[int]]) -> int:
+def padded_width(tokens: int, padded_max: int) -> int:
+    """Return the length to which a row of so many tokens is padded: the next of few, at most an eighth or 8 more."""
+    step = max(8, 1 << max(tokens.bit_length() - 4, 0))
+    return max(tokens, min(-(-tokens // step) * step, padded_max))
+
+
+def padded_max_of(manifest: Manifest) -> int:
+    """Return up to how many tokens rows may be padded; 0: that may change the answers, or their shape."""
+    signature, imported = manifest.signature, manifest.imported
+    if imported is None or all(spec.name != MASK for spec in signature.inputs):
+        return 0
+    return 0 if any(-1 in spec.shape[1:] for spec in signature.outputs) else imported.padded_max
+
+
+def _width(plans: InputPlans, entries: Sequence[Sequence[int]], padded_max: int = 0) -> int:
     """Return the tokens of each row, with padding: those that the model wants, else those of the longest entry."""
     longest = max(map(len, entries))
     fixed = next(plan for plan in plans if _role(plan) == IDS).shape[1]
     if fixed >= 0 and longest > fixed:
         raise invalid(f"the model takes at most {fixed} tokens, and an entry has {longest}")
-    return longest if fixed < 0 else fixed
+    return padded_width(longest, padded_max) if fixed < 0 else fixed
 
 
 def strings_of(texts: InputTensor) -> list[str]:

@@ -28,11 +28,12 @@ from millstream.plugins.prepare.gateway.text_plans import (
     TextPlans,
     check_bytes,
     check_tokens,
+    padded_max_of,
     strings_of,
     token_inputs,
 )
 from millstream.plugins.prepare.tokenizer_client import FILE_BYTES_MAX, RUN_S_MAX, TokenizerProcess
-from millstream.plugins.prepare.tokenizer_process import Encoded, Limits, split_ids
+from millstream.plugins.prepare.tokenizer_process import Encoded, Limits, split_ids, split_types
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.usage import TEXT, TOKENIZER, takes_texts
@@ -63,9 +64,9 @@ _LIMITS = Limits(TOKENS_MAX, TOKENS_TOTAL_MAX)
 class _Request:
     """Texts that wait for their ids. `alone`: they are asked for in a message of their own."""
 
-    def __init__(self, texts: list[str]) -> None:
-        self.texts = texts
-        self.characters = sum(map(len, texts))
+    def __init__(self, texts: Sequence[str | tuple[str, str]]) -> None:
+        self.texts = list(texts)
+        self.characters = sum(len("".join(text)) for text in texts)
         self.alone = False
         self.done: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
 
@@ -116,6 +117,14 @@ class Tokenizers:
     async def encode(self, manifest: Manifest, texts: Sequence[str]) -> tuple[list[int], list[list[int]]]:
         """Return the number of tokens of each text, and its ids; no ids if there are more than the limits on tokens.
 
+        Raises Failure: those of `_encoded`.
+        """
+        answer = await self._encoded(manifest, texts)
+        return _split(manifest, answer, len(texts))
+
+    async def _encoded(self, manifest: Manifest, texts: Sequence[str | tuple[str, str]]) -> Encoded:
+        """Return the tokenizer's answer to texts, or to pairs of texts.
+
         Raises Failure: INVALID, the version has no tokenizer or a broken one, or it fails on these texts; UNSUPPORTED,
         the library is not installed; EXPIRED, too slow; UNAVAILABLE, too many versions; OVERLOADED, too many requests.
         """
@@ -128,7 +137,7 @@ class Tokenizers:
             raise Failure(
                 Code.OVERLOADED, f"{WAITING_MAX} requests wait for their texts to be tokenized", retry_after_s=1
             )
-        request = _Request(list(texts))
+        request = _Request(texts)
         version.waiting.append(request)
         if version.serving is None:
             version.caller = caller_name()
@@ -140,10 +149,7 @@ class Tokenizers:
             raise _too_slow(self._seconds_max) from None
         if answer.error:
             raise invalid(answer.error)
-        try:
-            return split_ids(answer, len(request.texts), TOKENS_TOTAL_MAX)
-        except ValueError:
-            raise invalid(_failed(manifest)) from None
+        return answer
 
     async def ids(self, manifest: Manifest, texts: Sequence[str], name: str) -> list[list[int]]:
         """Return the token ids of each of the texts, at least one; `name`: of the member that has them, for messages.
@@ -155,6 +161,27 @@ class Tokenizers:
         check_tokens(name, counts)
         return entries
 
+    async def pair_inputs(
+        self, manifest: Manifest, plans: InputPlans, pairs: Sequence[tuple[str, str]], name: str
+    ) -> tuple[Inputs, int]:
+        """Return the inputs of a request with pairs of texts, at least one, and the tokens of all.
+
+        `plans`: the version's own, which take tokens; `name`: of the member that has the texts, for messages. Raises
+        Failure as `ids`.
+        """
+        check_bytes(name, ["".join(pair) for pair in pairs])
+        answer = await self._encoded(manifest, pairs)
+        counts, entries = _split(manifest, answer, len(pairs))
+        check_tokens(name, counts)
+        try:
+            types = split_types(answer, counts)
+        except ValueError:
+            raise invalid(_failed(manifest)) from None
+        size_bytes = ID_BYTES * len(entries) * max(counts)
+        padded_max = padded_max_of(manifest)
+        inputs, _ = await run_in_thread_if_large(size_bytes, token_inputs, plans, entries, padded_max, types)
+        return inputs, sum(counts)
+
     async def inputs(self, manifest: Manifest, plans: InputPlans, texts: InputTensor) -> Inputs:
         """Return the inputs of a request with texts: BYTES, (texts,), checked by the plans of texts.
 
@@ -164,7 +191,7 @@ class Tokenizers:
         counts, entries = await self.encode(manifest, strings)
         check_tokens(TEXT, counts)
         size_bytes = ID_BYTES * len(entries) * max(map(len, entries))
-        return (await run_in_thread_if_large(size_bytes, token_inputs, plans, entries))[0]
+        return (await run_in_thread_if_large(size_bytes, token_inputs, plans, entries, padded_max_of(manifest)))[0]
 
     def plans(self, manifest: Manifest, own: InputPlans) -> TextPlans | None:
         """Return the plans of requests with texts; None if the version takes no texts. `own`: its own plans."""
@@ -272,6 +299,14 @@ def _next_message(waiting: deque[_Request]) -> list[_Request]:
         if request.alone:
             break
     return message
+
+
+def _split(manifest: Manifest, answer: Encoded, texts: int) -> tuple[list[int], list[list[int]]]:
+    """Return the number of tokens of each text, and its ids. Raises Failure(INVALID)."""
+    try:
+        return split_ids(answer, texts, TOKENS_TOTAL_MAX)
+    except ValueError:
+        raise invalid(_failed(manifest)) from None
 
 
 def _too_slow(seconds: float) -> Failure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -78,7 +79,7 @@ POOLED = spec("y", "FP32", -1, 2)
 
 
 def arrays(of: InputPlans, entries: Any) -> list[Any]:
-    inputs, _ = embedder(of).inputs(entries)
+    inputs, _ = asyncio.run(embedder(of).inputs(entries))
     return [tensor.data.tolist() for tensor in inputs.tensors if isinstance(tensor.data, np.ndarray)]
 
 
@@ -119,6 +120,27 @@ def test_models_that_give_no_embeddings(inputs: list[TensorSpec], outputs: list[
 def test_the_best_of_several_outputs() -> None:
     outputs = [spec("token_embeddings", "FP32", -1, -1, 2), spec("sentence_embedding", "FP32", -1, 2)]
     assert embedder(plans([IDS], outputs)).output == 1
+
+
+def test_texts_of_similar_lengths_run_together() -> None:
+    how = embedder(plans([IDS, spec("attention_mask", "INT64", -1, -1)], [POOLED]), 512)
+    lengths = [3, 100, 5, 98, 40, 4, 33, 97]
+    runs = how.runs([[1] * length for length in lengths], 3)
+    assert sorted(at for run in runs for at in run) == list(range(8))
+    assert [[lengths[at] for at in run] for run in runs] == [[100, 98, 97], [40, 33], [5, 4, 3]]
+    assert max(map(len, how.runs([[1] * 500] * 100, 64))) == 32  # tokens are bounded, too
+    assert how.runs([[1]] * 5, 2) == [[0, 1], [2, 3], [4]]
+
+
+def test_rows_are_padded_to_few_lengths_where_that_changes_no_answer() -> None:
+    of = plans([IDS, spec("attention_mask", "INT64", -1, -1)], [POOLED])
+    for length, width in ((1, 8), (8, 8), (9, 16), (65, 72), (130, 144), (257, 288), (500, 510), (510, 510)):
+        inputs, mask = asyncio.run(embedder(of, 510).inputs([[7] * length]))
+        assert mask.shape == (1, width)
+        assert int(mask.sum()) == length
+        assert inputs.tensors[0].shape == (1, width)
+    _, mask = asyncio.run(embedder(of).inputs([[7] * 9]))
+    assert mask.shape == (1, 9)
 
 
 def test_pooling() -> None:

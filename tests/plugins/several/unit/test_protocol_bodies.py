@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -122,7 +123,7 @@ def refused_or_read(of: InputPlans, content_type: str, body: bytes) -> None:
         fits(of, generate.read(of, body).inputs)
 
     def embedded() -> None:
-        fits(of, embedder(of).inputs(openai.read(body).entries)[0])
+        fits(of, asyncio.run(embedder(of).inputs(openai.read(body).entries))[0])
 
     for read in (predicted, classified, invoked, tried, generated, embedded):
         try:

@@ -51,6 +51,10 @@ NAMED_ELSEWHERE: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/endpoints/{endpoint}/invocations-response-stream"): {"json": {"instances": [[1]]}},
     ("POST", "/openai/v1/embeddings"): {"json": {"model": THEIRS, "input": [1]}},
     ("POST", "/v1/embeddings"): {"json": {"model": THEIRS, "input": [1]}},
+    ("POST", "/v1/rerank"): {"json": {"model": THEIRS, "query": "a", "documents": ["b"]}},
+    ("POST", "/v2/rerank"): {"json": {"model": THEIRS, "query": "a", "documents": ["b"]}},
+    ("POST", "/rerank"): {"json": {"model": THEIRS, "query": "a", "texts": ["b"]}},
+    ("POST", "/classify"): {"json": {"model": THEIRS, "input": "a"}},
     ("POST", "/models"): {"json": {"model_name": THEIRS, "url": "m.onnx"}},
 }
 #: they are about no model
