@@ -22,7 +22,7 @@ from tests.kit.many_models import many_scales, write_repository
 
 VIEWERS = 10
 CALLS_PER_S = 50  # of models in turn, where there are calls
-ROUNDS, ROUND_S = 4, 30.0
+ROUNDS, ROUND_S = 3, 20.0
 WITHOUT, IDLE, VIEWED = "without the console", "nobody looks", f"{VIEWERS} consoles open"
 
 

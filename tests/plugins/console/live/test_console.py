@@ -98,6 +98,45 @@ def test_the_cookie_counts_for_its_own_page_alone(stack: Stack, method: str, hea
         assert client.get("/console/api/call/admin/v1/keys").status_code == 200
 
 
+def test_no_other_page_signs_a_browser_in(stack: Stack) -> None:
+    """Else its owner would see, and may offer, what a visitor does with a key of the owner."""
+    with browser(stack) as client:
+        for headers in ({"sec-fetch-site": "cross-site"}, {"origin": "http://other.example"}, {"origin": "null"}):
+            reply = client.post("/console/api/session", json={"key": stack.key}, headers=headers)
+            assert (reply.status_code, reply.headers.get("set-cookie")) == (403, None)
+
+
+def test_of_two_cookies_none_counts(stack: Stack) -> None:
+    """Another server of this host, or of a host below the same name, can set one for a longer path."""
+    for cookies in (f"a=b; millstream_console={stack.key}; millstream_console=mt_other", "millstream_console="):
+        with browser(stack) as client:
+            reply = client.get("/console/api/call/admin/v1/models", headers={"cookie": cookies})
+            assert reply.status_code == 401
+
+
+def test_a_changed_scope_reaches_an_open_stream(stack: Stack, tmp_path: Path) -> None:
+    for name in ("before", "after"):
+        stack.push(name, models.scale(tmp_path / f"{name}.onnx", 2.0, 4))
+    with (
+        made_key(stack, "changing", ["models:read:before"]) as key,
+        browser(stack, key) as client,
+        client.stream("GET", "/console/api/events") as reply,
+    ):
+        found = samples(reply)
+        first = next(sample for sample in found if sample["endpoints"])
+        assert {one["model"] for one in first["endpoints"]} == {"before"}
+        changed = stack.http.patch("/admin/v1/keys/changing", json={"scopes": ["models:read:after"]})
+        assert changed.status_code == 200, changed.text
+        assert any({one["model"] for one in sample["endpoints"]} == {"after"} for sample in found)
+    for name in ("before", "after"):
+        stack.http.delete(f"/admin/v1/models/{name}")
+
+
+def test_a_head_request_for_the_stream_ends(stack: Stack) -> None:
+    with browser(stack, stack.key) as client:
+        assert client.head("/console/api/events").status_code in {200, 405}
+
+
 def test_any_api_is_called_with_the_cookie(stack: Stack, tmp_path: Path) -> None:
     stack.push("called", models.scale(tmp_path / "called.onnx", 2.0, 4))
     with browser(stack, stack.key) as client:
