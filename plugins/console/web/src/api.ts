@@ -4,7 +4,7 @@ import { signal } from "@preact/signals";
 export interface Session {
   signed_in: boolean;
   name: string | null;
-  can: { read: boolean; write: boolean; keys: boolean; infer: boolean; metrics: boolean };
+  can: { watch: boolean; read: boolean; write: boolean; keys: boolean; infer: boolean; metrics: boolean };
   keys_required: boolean;
   version: string;
   prometheus: boolean;

@@ -27,7 +27,7 @@ interface Page {
 }
 
 const PAGES: Page[] = [
-  { name: "", title: "Overview", page: OverviewPage, allowed: (can) => can.read },
+  { name: "", title: "Overview", page: OverviewPage, allowed: (can) => can.watch },
   { name: "models", title: "Models", page: ModelsPage, allowed: (can) => can.read || can.infer },
   { name: "upload", title: "Upload", page: UploadPage, allowed: (can) => can.write },
   { name: "workers", title: "Workers", page: WorkersPage, allowed: (can) => can.read },
@@ -64,7 +64,7 @@ export function App() {
   };
   useEffect(() => void start(), []);
   const who = session.value;
-  const looks = !!who?.can.read;
+  const looks = !!who?.can.watch;
   useEffect(() => {
     if (looks) watch();
     return unwatch;
@@ -123,7 +123,7 @@ function Shell(props: { pages: Page[]; who: Session }) {
         )}
         {Content && !props.who.signed_in && !props.who.keys_required && name !== "sign-in" && (
           <p class="note">
-            There is no key yet, so anybody may call the models here. Traffic, workers and changes are for who runs the server: <a href="#/sign-in">sign in</a>.
+            There is no key yet, so anybody may call the models here. Requests, workers and changes are for who runs the server: <a href="#/sign-in">sign in</a>.
           </p>
         )}
         {Content ? <Content key={place.value.parts.join("/")} /> : <Empty>There is no such page, or your key may not open it.</Empty>}

@@ -22,6 +22,8 @@ export interface Usage {
   input: string | null;
   columns: string[];
   image: ImageInput | null;
+  /** Inputs that the server makes of encoded files -> the names that the files are sent as. */
+  encoded?: Record<string, string>;
   sentence: string;
   example: RequestDocument | null;
 }

@@ -50,9 +50,20 @@ export function Check(props: { title: string; checked: boolean; onCheck: (checke
   );
 }
 
-/** A place for a file: dropped or chosen. */
-export function Drop(props: { label: string; accept?: string; onFile: (file: File) => void; children?: ComponentChildren }) {
+/** A place for a file: dropped or chosen, and where `pasted` also an image of the clipboard. */
+export function Drop(props: { label: string; accept?: string; pasted?: boolean; onFile: (file: File) => void; children?: ComponentChildren }) {
   const [over, setOver] = useState(false);
+  useEffect(() => {
+    if (!props.pasted) return;
+    const paste = (event: ClipboardEvent) => {
+      const file = [...(event.clipboardData?.files ?? [])].find((one) => one.type.startsWith("image/"));
+      if (!file) return;
+      event.preventDefault();
+      props.onFile(file);
+    };
+    addEventListener("paste", paste);
+    return () => removeEventListener("paste", paste);
+  });
   const take = (files: FileList | null | undefined) => files?.[0] && props.onFile(files[0]);
   return (
     <div

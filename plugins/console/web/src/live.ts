@@ -78,7 +78,10 @@ export function watch(): void {
     unwatch();
     if (connection.value !== "lost") connection.value = "lost";
     // A stream that is refused says no reason: the session tells whether the key is still right.
-    void get<Session>("session").then((now) => now.signed_in || signOutBecause("Your key is not valid any more."), () => undefined);
+    void get<Session>("session").then((now) => {
+      if (session.value?.signed_in && !now.signed_in) signOutBecause("Your key is not valid any more.");
+      else session.value = now;
+    }, () => undefined);
     retry = Math.min(retry + 1, 6);
     retryTimer = window.setTimeout(watch, 500 * 2 ** retry);
   };
@@ -91,4 +94,4 @@ export function unwatch(): void {
 }
 
 // A page in the background costs the server nothing.
-document.addEventListener("visibilitychange", () => (document.hidden ? unwatch() : session.value?.can.read && watch()));
+document.addEventListener("visibilitychange", () => (document.hidden ? unwatch() : session.value?.can.watch && watch()));

@@ -1,5 +1,5 @@
 // An image, dropped, pasted or chosen, as the tensor that the model declares.
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import type { ImageInput } from "../documents";
 import { Drop, Field } from "../fields";
 import { useKept } from "../loaded";
@@ -93,21 +93,11 @@ export function ImageForm({ metadata, kept, busy, send }: FormProps) {
       setError(failure);
     }
   };
-  useEffect(() => {
-    const paste = (event: ClipboardEvent) => {
-      const file = [...(event.clipboardData?.files ?? [])].find((one) => one.type.startsWith("image/"));
-      if (!file) return;
-      event.preventDefault();
-      void take(file);
-    };
-    addEventListener("paste", paste);
-    return () => removeEventListener("paste", paste);
-  }, [kept]);
   if (!spec) return null;
   const ask = async () => ({ inputs: [tensorOf(pixels(await loaded(address), spec, fit), spec, name, datatype, scale)] });
   return (
     <AskForm ask={ask} send={send} disabled={busy || !address}>
-      <Drop label="Image file" accept="image/*" onFile={(file) => void take(file)}>Drop an image here, paste one, or choose a file.</Drop>
+      <Drop label="Image file" accept="image/*" pasted onFile={(file) => void take(file)}>Drop an image here, paste one, or choose a file.</Drop>
       <ErrorLine error={error} />
       {address && <p><img class="picture" src={address} alt="what will be sent" /></p>}
       {spec.width > 0 && spec.height > 0 && (

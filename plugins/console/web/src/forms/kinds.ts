@@ -2,6 +2,7 @@
 import type { ComponentType } from "preact";
 import type { Metadata } from "../documents";
 import type { Answer, Ask } from "./call";
+import { EncodedForm } from "./encoded";
 import { ImageForm } from "./image";
 import { JsonForm } from "./json";
 import { NumbersForm } from "./numbers";
@@ -32,7 +33,8 @@ function usageIs(kind: string) {
 /** The first one that fits is opened first. */
 export const KINDS: FormKind[] = [
   { name: "text", title: "Text", fits: usageIs("text"), Form: TextForm },
-  { name: "image", title: "Image", fits: usageIs("image"), Form: ImageForm },
+  { name: "encoded", title: "Image file", fits: (metadata) => Object.keys(metadata.parameters?.usage?.encoded ?? {}).length > 0, Form: EncodedForm },
+  { name: "image", title: "Image", fits: (metadata) => !!metadata.parameters?.usage?.image, Form: ImageForm },
   { name: "table", title: "Table", fits: usageIs("columns"), Form: TableForm },
   { name: "numbers", title: "Tensors", fits: (metadata) => metadata.inputs.length > 0, Form: NumbersForm },
   { name: "json", title: "Request as JSON", fits: () => true, Form: JsonForm },

@@ -5,7 +5,7 @@ import { useLoaded } from "../loaded";
 import { link, place, setQuery } from "../router";
 import { Table, type Column } from "../table";
 import { Ago, Badge, Card, Copy, Head, Pending, Tabs } from "../ui";
-import { seconds } from "../units";
+import { seconds, timeOfDay } from "../units";
 
 interface Run {
   model: string;
@@ -28,7 +28,16 @@ interface Recorded {
   version: number | string | null;
   request_id: string;
   key: string | null;
+  /** The process that answered it. */
+  gateway: string;
   runs: Run[];
+}
+
+interface Found {
+  slowest: Recorded[];
+  failed: Recorded[];
+  /** From when on calls were recorded. */
+  since: number | null;
 }
 
 const EVERY_S = 5;
@@ -83,7 +92,7 @@ function columnsFor(longest: number): Column<Recorded>[] {
       cell: (row) => (
         <>
           {row.method} {row.path || row.route}
-          <div class="hint">{row.protocol}{row.key ? `, key ${row.key}` : ""}</div>
+          <div class="hint">{[row.protocol, row.gateway, row.key && `key ${row.key}`].filter(Boolean).join(", ")}</div>
         </>
       ),
       by: (row) => row.route,
@@ -106,7 +115,7 @@ export function RequestsPage() {
   const query = place.value.query;
   const tab = query.get("show") === "failed" ? "failed" : "slowest";
   const model = query.get("model") ?? "";
-  const loaded = useLoaded((abort) => get<Record<"slowest" | "failed", Recorded[]>>("requests", abort), [], EVERY_S);
+  const loaded = useLoaded((abort) => get<Found>("requests", abort), [], EVERY_S);
   const { value } = loaded;
   const all = value ? [...value.slowest, ...value.failed] : [];
   const models = [...new Set([...all.map((row) => row.model ?? ""), model])].filter(Boolean).sort();
@@ -119,7 +128,9 @@ export function RequestsPage() {
       <Card>
         <div class="filters">
           <Field title="Model" value={model} options={[["", "all models"], ...models.map((name): [string, string] => [name, name])]} onText={(chosen) => setQuery({ show: tab, model: chosen })} />
-          <p class="hint">At most 50 of the last 10 minutes, of this gateway, recorded while somebody looks at the console.</p>
+          <p class="hint">
+            At most 50 of the last 10 minutes, recorded while somebody looks at the console{value?.since != null && `: since ${timeOfDay(value.since)}`}.
+          </p>
         </div>
         <ul class="legend" aria-label="stages of a request">
           {STAGES.map((stage) => <li key={stage.name}><span class={`swatch ${stage.name}`} aria-hidden="true" />{stage.name}: {stage.about}</li>)}

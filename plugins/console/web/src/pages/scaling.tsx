@@ -3,7 +3,8 @@ import { useEffect, useState } from "preact/hooks";
 import { admin, ApiError, get } from "../api";
 import { Chart } from "../chart";
 import { useLoaded } from "../loaded";
-import { Badge, Card, Empty, Figure, Head, Pending } from "../ui";
+import { Table } from "../table";
+import { Ago, Badge, Card, Empty, Figure, Head, Pending } from "../ui";
 import { ago, count, percent, rate, seconds } from "../units";
 
 interface PoolScale {
@@ -128,6 +129,7 @@ function Pool(props: { pool: PoolScale; now: number; history: Point[] }) {
           { name: "waiting rows", values: history.map((point) => point.queue_rows), colour: "c" },
         ]} />
       )}
+      <Changes pool={pool.pool} decided={pool.wanted} />
       {pool.explanation.length > 0 && (
         <details>
           <summary>The arithmetic of this decision</summary>
@@ -135,5 +137,25 @@ function Pool(props: { pool: PoolScale; now: number; history: Point[] }) {
         </details>
       )}
     </Card>
+  );
+}
+
+/** The decisions that changed how many workers the pool should have. */
+function Changes(props: { pool: string; decided: number }) {
+  const loaded = useLoaded((abort) => get<{ changes: PoolScale[] }>(admin("scale", props.pool, "changes"), abort), [props.pool, props.decided]);
+  return (
+    <details open>
+      <summary>What was decided before</summary>
+      <Pending of={loaded} />
+      {loaded.value && (
+        <Table label={`decisions of pool ${props.pool}`} rows={loaded.value.changes} keyOf={(one) => String(one.decided_at)} rowsOfPage={10} empty="Nothing has changed yet." columns={[
+          { name: "When", cell: (one) => <Ago at={one.decided_at} /> },
+          { name: "Wanted", cell: (one) => count(one.wanted), right: true },
+          { name: "Why", cell: (one) => REASONS[one.reason] ?? one.reason, long: true },
+          { name: "Arriving rows", cell: (one) => rate(one.arrival_rows_per_s), right: true },
+          { name: "Waiting rows", cell: (one) => count(one.queue_rows), right: true },
+        ]} />
+      )}
+    </details>
   );
 }
