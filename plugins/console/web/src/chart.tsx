@@ -11,6 +11,7 @@ export interface Line {
 }
 
 const HEIGHT = 180;
+const SPAN_MIN_S = 60; // shorter, and the axis repeats its seconds
 
 export function Chart(props: { at: number[]; lines: Line[]; unit: (value: number | null) => string; label: string }) {
   const box = useRef<HTMLDivElement>(null);
@@ -31,7 +32,7 @@ export function Chart(props: { at: number[]; lines: Line[]; unit: (value: number
         height: HEIGHT,
         cursor: { y: false },
         legend: { live: true },
-        scales: { y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+        scales: { x: { range: (_plot, low, high) => [Math.min(low, high - SPAN_MIN_S), high] }, y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.1 : 1] } },
         axes: [
           { ...axis, space: 90, values: (_plot, ticks) => ticks.map(timeOfDay) },
           { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => props.unit(tick)) },

@@ -163,6 +163,11 @@ export function labelsText(labels: Record<string, string>): string {
   return Object.entries(labels).map(([name, value]) => `${name}=${value}`).join(", ");
 }
 
+/** The name of a worker on its machine, of its id. Workers of several machines may share one. */
+export function workerName(id: string): string {
+  return id.replace(/-[^-]*$/, "");
+}
+
 /** The version that a roll back activates: the newest published one below the active one that has not failed. */
 export function before(model: Model): number | null {
   const now = model.active ?? model.serving;

@@ -77,10 +77,13 @@ export function Drop(props: { label: string; accept?: string; pasted?: boolean; 
       }}
     >
       {props.children}
-      <input type="file" aria-label={props.label} accept={props.accept} onChange={(event) => {
-        take(event.currentTarget.files);
-        event.currentTarget.value = "";
-      }} />
+      <div class="button">
+        Choose a file
+        <input type="file" aria-label={props.label} accept={props.accept} onChange={(event) => {
+          take(event.currentTarget.files);
+          event.currentTarget.value = "";
+        }} />
+      </div>
     </div>
   );
 }

@@ -52,7 +52,7 @@ function columnsFor(uses: Map<string, Use> | null, ask: (act: Act, key: Key) => 
     { name: "Name", cell: (key) => <>{key.name}<div class="hint">{key.id}</div></>, by: (key) => key.name },
     { name: "State", cell: (key) => <>{state(key)}{key.secrets.length > 1 && <div class="hint">the secret before is accepted until {when(key.secrets.find((one) => one.expires_at)?.expires_at)}</div>}</>, by: (key) => key.state },
     { name: "May", cell: (key) => key.scopes.map((scope) => <div key={scope}><code>{scope}</code></div>) },
-    { name: "Limits", cell: (key) => limitsText(key).map((text) => <div key={text}>{text}</div>) },
+    { name: "Limits", cell: (key) => limitsText(key).map((text) => <div class="whole" key={text}>{text}</div>) },
     {
       name: "Created",
       cell: (key) => (

@@ -1,6 +1,6 @@
 // What a model is: its versions, their signature in words, how they batch and why, and what went wrong.
 import { admin, get, send, session } from "../api";
-import { batchingText, MEANING, tensorText, type Tensor, type Version } from "../documents";
+import { batchingText, MEANING, tensorText, workerName, type Tensor, type Version } from "../documents";
 import { useLoaded } from "../loaded";
 import { link, place, setQuery } from "../router";
 import { Table } from "../table";
@@ -97,7 +97,7 @@ function Details(props: { version: Version }) {
     <div class="cards">
       <Card title={`Signature of version ${version.version}`}>
         <Facts of={[
-          ["Takes", version.usage?.sentence ?? "tensors"],
+          ["Takes", version.usage?.kind !== "tensors" && version.usage?.sentence],
           ["Inputs", <Tensors specs={version.inputs} />],
           ["Answers", <Tensors specs={version.outputs} />],
         ]} />
@@ -125,7 +125,7 @@ function Profile(props: { version: Version }) {
   const rows = Object.entries(measured.profile).map(([size, taken]) => ({ size: Number(size), taken }));
   return (
     <>
-      <h3>A run takes, on {measured.worker}</h3>
+      <h3>A run takes, on {workerName(measured.worker)}</h3>
       <Table label="time of a run by rows" rows={rows} keyOf={(row) => String(row.size)} columns={[
         { name: "Rows", cell: (row) => row.size, right: true },
         { name: "Run", cell: (row) => seconds(row.taken), right: true },
@@ -164,7 +164,7 @@ function Errors(props: { versions: Version[]; model: string }) {
     troubles.push({ at: call.at, what: `A call was answered ${call.status}`, why: `${call.path}, request ${call.request_id}` });
   }
   return (
-    <Card title="Last errors" wide>
+    <Card title="Last errors" wide aside={session.value?.can.metrics && <a href={link(["requests"], { show: "failed", model: props.model })}>Failed requests</a>}>
       <Table label="last errors" rows={troubles} keyOf={(row) => `${row.at} ${row.what} ${row.why}`} empty="None is known." columns={[
         { name: "When", cell: (row) => (row.at === null ? "now" : <Ago at={row.at} />) },
         { name: "What", cell: (row) => row.what },

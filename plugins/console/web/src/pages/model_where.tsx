@@ -1,5 +1,6 @@
 // Which workers hold a model, why, and what memory it takes.
 import { admin, get } from "../api";
+import { workerName } from "../documents";
 import { useLoaded } from "../loaded";
 import { Table } from "../table";
 import { Card, Pending } from "../ui";
@@ -17,7 +18,7 @@ export function WhereTab({ model }: TabProps) {
           <Card title="Workers that hold it" wide>
             <Table label="workers that hold the model" rows={held} keyOf={(row) => `${row.worker.id} ${row.one.version}`}
               empty="No worker holds it now. Its first call makes one load it, unless it is unloaded or failed." columns={[
-                { name: "Worker", cell: ({ worker }) => <>{worker.id}<div class="hint">{worker.pool}, {worker.device}</div></>, by: ({ worker }) => worker.id },
+                { name: "Worker", cell: ({ worker }) => <span title={worker.id}>{workerName(worker.id)}, pool {worker.pool}</span>, by: ({ worker }) => worker.id },
                 { name: "Version", cell: ({ one }) => one.version, by: ({ one }) => one.version, right: true },
                 ...heldColumns(held.some(({ one }) => one.device_size_bytes > 0)),
               ]} />

@@ -1,5 +1,5 @@
 import { admin, ApiError, get, send, session } from "../api";
-import { labelsText, modelState, stateWords, type Model } from "../documents";
+import { labelsText, modelState, stateWords, workerName, type Model } from "../documents";
 import { Field } from "../fields";
 import { overview, type Endpoint } from "../live";
 import { useLoaded } from "../loaded";
@@ -53,7 +53,7 @@ function workers(model: Model): string[] {
 function Loaded(props: { model: Model }) {
   const names = workers(props.model);
   if (!names.length) return <>–</>;
-  return <span title={names.join(", ")}>{names.length > 2 ? `${names.length} workers` : names.join(", ")}</span>;
+  return <span title={names.join(", ")}>{names.length > 2 ? `${names.length} workers` : names.map(workerName).join(", ")}</span>;
 }
 
 function Versions(props: { model: Model }) {

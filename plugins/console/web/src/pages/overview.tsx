@@ -41,7 +41,7 @@ export function ProblemList(props: { problems: Problem[] }) {
     <>
       {props.problems.map((one) => (
         <div key={`${one.title} ${one.detail}`} class={one.severity === "critical" ? "problem critical" : "problem"}>
-          <strong>{one.title}</strong> {one.model && <a href={link(["models", one.model])}>{one.model}</a>}
+          <strong>{one.title}</strong> {one.model && <a href={link(["models", one.model])}>See {one.model}</a>}
           <p>{one.detail}</p>
           {one.action && <p><b>What to do:</b> {one.action}</p>}
         </div>
@@ -60,7 +60,7 @@ export function TrafficCharts(props: { model?: string }) {
     <>
       <Card title="Requests">
         <Chart at={value.at} unit={rate} label="requests and failures a second in the last hour" lines={[
-          { name: "answered", values: value.requests_per_s, colour: "a" },
+          { name: "requests", values: value.requests_per_s, colour: "a" },
           { name: "failed", values: value.failed_per_s, colour: "bad" },
         ]} />
       </Card>

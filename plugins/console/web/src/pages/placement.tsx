@@ -2,7 +2,7 @@
 import { link } from "../router";
 import type { Column } from "../table";
 import { Badge, Bar, State } from "../ui";
-import { bytes, seconds } from "../units";
+import { ago, bytes, seconds } from "../units";
 
 export interface Instance {
   model: string;
@@ -60,7 +60,7 @@ export function isHeldUp(row: Placed): boolean {
 }
 
 function age(value: number | null, none: string) {
-  return value == null ? none : `${seconds(Math.round(value))} ago`;
+  return value == null ? none : ago(Date.now() / 1000 - value);
 }
 
 export const modelColumn: Column<{ model: string; version: number }> = {
@@ -71,7 +71,7 @@ export const modelColumn: Column<{ model: string; version: number }> = {
 
 /** The columns of what workers hold, after those that say which worker or model. `device`: whether some have an accelerator's memory. */
 export function heldColumns(device: boolean): Column<Held>[] {
-  const memory = (used: number, total: number | null) => <Bar used={used} total={total} label={total ? `${bytes(used)} of ${bytes(total)}` : bytes(used)} />;
+  const memory = (used: number, total: number | null) => <Bar used={used} total={total} label={bytes(used)} />;
   return [
     { name: "State", cell: ({ one }) => <><State of={one.state} />{one.reason && <div class="hint">{one.reason}</div>}</>, by: ({ one }) => one.state },
     {

@@ -32,8 +32,8 @@ export function SignInPage() {
         </div>
       </form>
       <h2>On the server's own machine</h2>
-      <p class="hint">This prints a link that signs you in, as the user who runs the server:</p>
-      <Code text={session.value?.home ? `millstream console --home ${session.value.home}` : "millstream console"} label="command" />
+      <p class="hint">This prints a link that signs you in, as the user who runs the server{session.value?.home && ` with the home ${session.value.home}`}:</p>
+      <Code text="millstream console" label="command" />
     </div>
   );
 }

@@ -1,5 +1,6 @@
 // Which worker holds what and why, the memory of each, and which models wait.
 import { admin, get } from "../api";
+import { workerName } from "../documents";
 import { overview, type Worker as Live } from "../live";
 import { useLoaded } from "../loaded";
 import { Table } from "../table";
@@ -42,14 +43,9 @@ async function wholePlacement(abort: AbortSignal): Promise<Placement> {
   return whole;
 }
 
-/** The name of a worker on its machine: events name it so; workers of several machines may share one. */
-function nameOf(worker: Holder): string {
-  return worker.id.replace(/-[^-]*$/, "");
-}
-
 function liveOf(worker: Holder, workers: Holder[], live: Live[] = []): Live | undefined {
-  const name = nameOf(worker);
-  const alone = workers.filter((one) => nameOf(one) === name).length === 1;
+  const name = workerName(worker.id);
+  const alone = workers.filter((one) => workerName(one.id) === name).length === 1;
   return alone ? live.find((one) => one.worker === name && one.pool === worker.pool) : undefined;
 }
 
@@ -63,7 +59,7 @@ function WorkerCard(props: { worker: Holder; live?: Live; info?: Info; open: boo
   const onDevice = !!worker.device_budget_bytes || worker.device_used_bytes > 0;
   const memory = (taken: number, total: number | null) => <Bar used={taken} total={total} label={total ? `${bytes(taken)} of ${bytes(total)}` : `${bytes(taken)}, no limit`} />;
   return (
-    <Card title={nameOf(worker)} wide aside={worker.draining ? <Badge kind="warn">draining: it stops soon</Badge> : <Badge kind="good">serves</Badge>}>
+    <Card title={workerName(worker.id)} wide aside={worker.draining ? <Badge kind="warn">draining: it stops soon</Badge> : <Badge kind="good">serves</Badge>}>
       <Facts of={[
         ["Pool and device", `${worker.pool}, on ${worker.device}`],
         ["Id", worker.id],
@@ -106,7 +102,7 @@ export function WorkersPage() {
   return (
     <>
       <Head title="Workers and placement">
-        {found && (found.leader ? <Badge kind="good">controller {found.leader.name} leads</Badge> : <Badge kind="warn">no controller leads: only calls load models</Badge>)}
+        {found && (found.leader ? <Badge kind="good">{found.leader.name} leads</Badge> : <Badge kind="warn">no controller leads: only calls load models</Badge>)}
       </Head>
       <Pending of={{ ...placement, error: placement.error ?? workers.error ?? pools.error }} />
       {found && (
