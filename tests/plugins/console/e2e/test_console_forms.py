@@ -17,7 +17,7 @@ from tests.kit.stack import Stack
 
 pytestmark = pytest.mark.needs("chromium")
 HOSTILE = '<img src=x onerror="window.hacked=1">'
-Tried = Callable[[Path], Page]
+Tried = Callable[..., Page]
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def tried(writer: Visitor, server: Stack, request: pytest.FixtureRequest) -> Ite
     """Uploads a model and opens the form that tries it."""
     name = request.node.name.removeprefix("test_").replace("_", "-")[:40]
 
-    def trying(path: Path) -> Page:
-        server.push(name, path)
+    def trying(path: Path, config: str | None = None) -> Page:
+        server.push(name, path, config=config)
         return writer.open("models", name, query="?tab=try")
 
     yield trying
@@ -70,6 +70,17 @@ def test_an_image_is_scaled_to_what_the_model_takes(tried, tmp_path):
     expect(row).to_contain_text("255")
     page.get_by_label("Image file").set_input_files({"name": "x.png", "mimeType": "image/png", "buffer": b"no image"})
     expect(page.get_by_role("alert")).to_contain_text("cannot read it as an image")
+
+
+def test_an_image_that_the_server_prepares_is_sent_as_the_file(tried, tmp_path):
+    steps = {"image": {"resize": 224, "crop": 224}}
+    page = tried(models.image_means(tmp_path / "m.onnx"), json.dumps({"prepare": {"image": steps}}))
+    red = {"name": "red.png", "mimeType": "image/png", "buffer": red_png()}
+    page.get_by_label("File of image").set_input_files(red)
+    expect(page.get_by_alt_text("what will be sent as image")).to_be_visible()
+    send(page)
+    row = page.get_by_role("region", name="means, row 1").get_by_role("row").nth(1)
+    expect(row.get_by_role("cell")).to_have_text(["0", "1"])
 
 
 def test_a_table_is_read_from_csv_and_a_wrong_cell_is_named(tried, tmp_path):

@@ -118,6 +118,7 @@ def test_scaling_tells_how_many_workers_are_wanted_and_why(operator):
     page = operator.open("scaling")
     expect(page.get_by_role("heading", name="Pool cpu")).to_be_visible()
     expect(page.get_by_text("1 to 2")).to_be_visible()
+    expect(page.get_by_label("decisions of pool cpu").get_by_role("row").nth(1)).to_be_visible()
     page.get_by_text("The arithmetic of this decision").click()
     expect(page.get_by_label("arithmetic of pool cpu")).to_contain_text("wanted: ")
 
