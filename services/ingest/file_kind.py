@@ -157,6 +157,8 @@ def why_not_onnx(path: Path) -> str | None:
         content = _decompressed(head)
         if content is not None:
             return _why_not_compressed(*content)
+        if _is_text(head[:4096]) and format_of(path):
+            return None
         kind = _kind_of(head, size)
         if kind is not None:
             return _sentence(kind)

@@ -24,6 +24,7 @@ from tests.bench.device_loop import gpu_available
 from tests.bench.device_loop import measure as measure_device
 from tests.bench.endless import measure_endless
 from tests.bench.errors import LoadError
+from tests.bench.graphs import graph_rows
 from tests.bench.hot_path import hot_path
 from tests.bench.load import Load, binary_payload, measure
 from tests.bench.loads import LOADS_BACK, measure_loads
@@ -401,6 +402,7 @@ def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
             hot_path(folder, rounds, seconds, say),
             operated_rows(folder, rounds, seconds, say),
             grpc_rows(folder, rounds, seconds, say),
+            graph_rows(folder, rounds, seconds, say),
             large_rows(folder, rounds, seconds, say, cores),
             storm(folder, say),
             endless(folder, say),
