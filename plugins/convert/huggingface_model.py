@@ -25,7 +25,9 @@ LABEL_CHARACTERS_MAX = 512
 _NO_TEXT = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _LABELS_NOTED = 20
 
-Task = Literal["embeddings", "sequence-classification", "token-classification", "image-classification"]
+Task = Literal[
+    "embeddings", "sequence-classification", "token-classification", "image-classification", "audio-classification"
+]
 #: what is imported: auto classes that load it, and their tables of the classes of each model_type
 _LOADERS: Mapping[str, tuple[Task, str]] = {
     "AutoModel": ("embeddings", "MODEL_MAPPING_NAMES"),

@@ -29,7 +29,7 @@ from millstream.plugins.convert.huggingface_folder import (
     read_linear,
 )
 from millstream.plugins.convert.huggingface_model import IDS, LOGITS, MASK, TYPES, Task, answer_of
-from millstream.plugins.convert.huggingface_processors import PIXELS, image_steps
+from millstream.plugins.convert.huggingface_processors import PIXELS, SAMPLES, steps_of
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.external_data import weights_of
 from millstream.services.ingest.file_kind import why_not_onnx
@@ -42,6 +42,7 @@ _CLASSIFIERS: Mapping[str, Task] = {
     "ForSequenceClassification": "sequence-classification",
     "ForTokenClassification": "token-classification",
     "ForImageClassification": "image-classification",
+    "ForAudioClassification": "audio-classification",
 }
 #: outputs that hold a vector for each token
 _STATES = ("last_hidden_state", "token_embeddings")
@@ -76,8 +77,8 @@ class HuggingFaceOnnxImporter(Importer):
             imported = imported._replace(embeddings=tuple(outputs))
         elif list(outputs) == [LOGITS] and folder.architecture.endswith(tuple(_CLASSIFIERS)):
             imported = _classified(imported, folder, outputs[LOGITS].shape[-1])
-        if PIXELS in imported.samples[0].inputs:
-            prepare, note = image_steps(folder.path)
+        if given := next((name for name in (PIXELS, SAMPLES) if name in imported.samples[0].inputs), None):
+            prepare, note = steps_of(folder.path, given)
             return imported._replace(prepare=prepare, notes=(*imported.notes, *([note] if note else [])))
         if IDS not in imported.samples[0].inputs:
             return imported

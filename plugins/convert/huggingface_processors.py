@@ -1,7 +1,8 @@
-"""Reads how a folder of Hugging Face prepares images: preprocessor_config.json ─> the steps of a version. Pure.
+"""Reads how a folder of Hugging Face prepares its input: preprocessor_config.json ─> the steps of a version. Pure.
 
-Only image processors whose steps are known here are read: another one would answer something else.
-Source: transformers, image_processing_*: the classes' own order is resize, crop, rescale, normalise.
+Only processors whose steps are known here are read: another one would answer something else.
+Source: transformers, image_processing_*: the classes' own order is resize, crop, rescale, normalise;
+feature_extraction_wav2vec2.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from millstream.services.errors import invalid
 from millstream.services.model.preparation import Preparation
 
 PROCESSOR = "preprocessor_config.json"
-PIXELS = "pixel_values"
+PIXELS, SAMPLES = "pixel_values", "input_values"
+_WAVES = "Wav2Vec2"  # samples as they are: other feature extractors make spectrograms
 _DOCUMENT_BYTES_MAX = 1 << 20
 #: a `size` of one number is height and width
 _SQUARE = frozenset({"ViT", "DeiT", "Beit", "Siglip", "Segformer", "Pvt"})
@@ -28,22 +30,27 @@ _RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # b
 _WARPED_FROM = 384  # ConvNext stretches images for models of this size and more
 
 
-def image_steps(folder: Path) -> tuple[dict[str, Preparation], str]:
-    """Return what prepares images for a model, and why nothing does: "" if something does. Raises Failure(INVALID)."""
+def steps_of(folder: Path, given: str) -> tuple[dict[str, Preparation], str]:
+    """Return what prepares the input `given`, PIXELS or SAMPLES, and why nothing does: "" if something does.
+
+    Raises Failure(INVALID).
+    """
+    what = "images" if given == PIXELS else "recordings"
     path = folder / PROCESSOR
     if not path.is_file():
-        return {}, f"The folder has no {PROCESSOR}, so the model takes tensors and no images."
+        return {}, f"The folder has no {PROCESSOR}, so the model takes tensors and no {what}."
     document = read_json(path, _DOCUMENT_BYTES_MAX)
     document = document if isinstance(document, dict) else {}
     named = document.get("image_processor_type") or document.get("feature_extractor_type") or ""
     kind = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", str(named))
-    if kind not in _SQUARE | _SHORTER:
+    if kind not in (_SQUARE | _SHORTER if given == PIXELS else {_WAVES}):
         return (
             {},
-            f"{PROCESSOR} names {str(named)[:80]!a}, which is not known here: the model takes tensors, no images.",
+            f"{PROCESSOR} names {str(named)[:80]!a}, which is not known here: the model takes tensors, no {what}.",
         )
     try:
-        return {PIXELS: Preparation.model_validate({"image": _steps(kind, document)})}, ""
+        steps = {"image": _steps(kind, document)} if given == PIXELS else {"audio": _waves(document)}
+        return {given: Preparation.model_validate(steps)}, ""
     except (ValidationError, TypeError, ValueError, KeyError, IndexError) as error:
         text = " ".join(str(error).split())[:200]
         raise invalid(f"{PROCESSOR} cannot be read: {text}") from error
@@ -60,6 +67,12 @@ def _steps(kind: str, document: Mapping[str, Any]) -> dict[str, Any]:
     if document.get("do_normalize", True):
         steps |= {"mean": document["image_mean"], "std": document["image_std"]}
     return steps
+
+
+def _waves(document: Mapping[str, Any]) -> dict[str, Any]:
+    if document.get("feature_size", 1) != 1:
+        raise ValueError(f"feature_size is {str(document['feature_size'])[:80]}: 1 is known")
+    return {"rate": document["sampling_rate"], "normalize": document.get("do_normalize", True)}
 
 
 def _resize(kind: str, document: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from millstream.plugins.prepare.confined_process import MEMORY_BYTES_MAX, Confin
 from millstream.plugins.prepare.decoder_process import ERROR_CHARACTERS_MAX, Decoded, EncodedFile, pack
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.report import one_line
-from millstream.services.model.preparation import ImagePlan
+from millstream.services.model.preparation import AudioPlan, ImagePlan
 from millstream.services.process.machine_share import cpus
 
 log = logging.getLogger("millstream.prepare")
@@ -40,7 +40,7 @@ class Decoders:
         self._closing: set[asyncio.Task[None]] = set()
         self._waiting = 0
 
-    async def decode(self, plan: ImagePlan, files: Sequence[bytes]) -> list[Decoded]:
+    async def decode(self, plan: ImagePlan | AudioPlan, files: Sequence[bytes]) -> list[Decoded]:
         """Return the tensor of each file. Raises Failure.
 
         INVALID, a file that cannot be decoded; EXPIRED, too slow; OVERLOADED, too many wait; UNAVAILABLE.
@@ -64,11 +64,12 @@ class Decoders:
         while self._free:
             await self._free.pop().close()
 
-    async def _one(self, plan: ImagePlan, at: int, file: bytes) -> Decoded:
+    async def _one(self, plan: ImagePlan | AudioPlan, at: int, file: bytes) -> Decoded:
         async with self._turns:
             process = await self._process()
             try:
-                answer = _decoded.decode(await process.ask(pack(EncodedFile(plan, file)), FILE_S_MAX))
+                image, audio = (plan, None) if isinstance(plan, ImagePlan) else (None, plan)
+                answer = _decoded.decode(await process.ask(pack(EncodedFile(file, image, audio)), FILE_S_MAX))
             except (ProcessEnded, msgspec.MsgspecError) as error:
                 log.warning("a decoder was ended by a file of %d bytes: %s", len(file), error)
                 await process.close()

@@ -25,7 +25,7 @@ PIXELS_MAX = 64 << 20
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 #: first bytes of each; of WEBP bytes 8 to 12, too
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\x00", b"MM\x00*")
-MEDIA = frozenset({"image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp", "image/tiff"})
+IMAGES = frozenset({"image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp", "image/tiff"})
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 #: modes of Pillow with 8 bits, or one, for each value
 _MODES_OF_BYTES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"})

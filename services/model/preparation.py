@@ -1,6 +1,7 @@
 """What is done with images and audio before a version runs: steps that its configuration declares. Pure.
 
 config.prepare: {"pixel_values": {"image": {"resize": 256, "crop": 224, "mean": […], "std": […]}}}
+                {"input_values": {"audio": {"rate": 16000}}}
 check_preparation ─> each step fits the input that it makes, by name, datatype and shape
 A request gives encoded files (BYTES, one each row) in place of such an input; the tensor itself is taken as before.
 """
@@ -71,12 +72,29 @@ class ImageSteps(BaseModel):
         return self
 
 
-class Preparation(BaseModel):
-    """What is done with one input."""
+class AudioSteps(BaseModel):
+    """How an encoded recording becomes an input: decode, mix to mono, resample, normalise."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    image: ImageSteps
+    rate: int = Field(ge=1000, le=192_000, description="Samples for each second that the model wants.")
+    seconds_max: float = Field(30, gt=0, le=3600, description="A longer recording is refused.")
+    normalize: bool = Field(False, description="Whether each recording gets the mean 0 and the variance 1.")
+
+
+class Preparation(BaseModel):
+    """What is done with one input: `image` or `audio`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image: ImageSteps | None = None
+    audio: AudioSteps | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.image is None) == (self.audio is None):
+            raise ValueError("give the steps of one: image or audio")
+        return self
 
 
 class ImagePlan(NamedTuple):
@@ -103,13 +121,48 @@ class ImagePlan(NamedTuple):
     background: tuple[int, int, int] | None
 
 
+class AudioPlan(NamedTuple):
+    """The steps of an input, with what its shape decides.
+
+    Args:
+        rank: dimensions of the input: [recordings, samples], or with one channel between them.
+        samples: that the input wants; a shorter recording gets zeros behind it. None: any number.
+    """
+
+    datatype: str
+    rank: int
+    samples: int | None
+    rate: int
+    seconds_max: float
+    normalize: bool
+
+
+def plan_of(steps: Preparation, spec: TensorSpec) -> ImagePlan | AudioPlan:
+    """Return what makes an input. Raises Failure(INVALID), which names the field, if the steps do not fit it."""
+    if steps.image is not None:
+        return image_plan(steps.image, spec)
+    assert steps.audio is not None
+    return audio_plan(steps.audio, spec)
+
+
 def check_preparation(prepare: Mapping[str, Preparation], signature: Signature) -> None:
     """Raise Failure(INVALID), which names the field, if steps do not fit the inputs of the model."""
     inputs = {spec.name: spec for spec in signature.inputs}
     for name, steps in prepare.items():
         if name not in inputs:
             raise invalid(f"config.prepare: the model has no input {name[:80]!r}: it has {', '.join(inputs)[:200]}")
-        image_plan(steps.image, inputs[name])
+        plan_of(steps, inputs[name])
+
+
+def audio_plan(steps: AudioSteps, spec: TensorSpec) -> AudioPlan:
+    """Return what makes the input of a recording. Raises Failure(INVALID), which names the field."""
+    if spec.datatype not in FLOATS:
+        raise _wrong(spec, "audio", f"is {spec.datatype}: a recording is FP16, FP32 or FP64")
+    rank = len(spec.shape)
+    if rank not in {2, 3} or spec.shape[0] not in {-1, 1} or (rank == 3 and spec.shape[1] not in {-1, 1}):
+        raise _wrong(spec, "audio", f"has the shape {list(spec.shape)}, not [recordings, samples]")
+    samples = None if spec.shape[-1] == -1 else spec.shape[-1]
+    return AudioPlan(spec.datatype, rank, samples, steps.rate, steps.seconds_max, steps.normalize)
 
 
 def image_plan(steps: ImageSteps, spec: TensorSpec) -> ImagePlan:

@@ -14,14 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from millstream.services.model.datatypes import BINARY_ONLY, BYTES, FLOATS
 from millstream.services.model.manifest import Manifest
-from millstream.services.model.preparation import image_plan
+from millstream.services.model.preparation import ImagePlan, plan_of
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 from millstream.services.model.warmup_inputs import make_inputs
 
 #: the input that texts are sent as, in place of token ids
 TEXT = "text"
-#: the input that images are sent as, in place of the one that is declared
-IMAGE = "image"
+#: the inputs that images and recordings are sent as, in place of the one that is declared
+IMAGE, AUDIO = "image", "audio"
 TOKENIZER = "tokenizer.json"
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 EXAMPLE_TEXT = "Millstream serves this text."
@@ -37,7 +37,7 @@ _COLUMN = frozenset({(-1,), (-1, 1)})  # shapes of an input that is one column o
 _CELL_DATATYPES = {str: BYTES, bool: "BOOL", int: "INT64", float: "FP64"}
 _INTEGERS = frozenset({"INT32", "INT64"})
 
-Kind = Literal["text", "columns", "image", "tokens", "tensors"]
+Kind = Literal["text", "columns", "image", "audio", "tokens", "tensors"]
 
 
 class ImageInput(BaseModel):
@@ -56,7 +56,9 @@ class Usage(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Kind = Field(description="What a caller has: texts, named columns, images, token ids, or tensors.")
+    kind: Kind = Field(
+        description="What a caller has: texts, named columns, images, recordings, token ids, or tensors."
+    )
     input: str | None = Field(None, description="The one input that takes it; null: it is spread over all inputs.")
     columns: tuple[str, ...] = Field((), description="Names of the columns, in the order of the model.")
     image: ImageInput | None = Field(None, description="How the input holds an image, where it takes pixels alone.")
@@ -104,11 +106,14 @@ def usage_of(manifest: Manifest) -> Usage:
 def encoded_names(manifest: Manifest) -> dict[str, str]:
     """Return the inputs that requests may give as encoded files, and the name of each in such a request.
 
-    The only one of them is called IMAGE, unless the model has an input of this name.
+    The only one of them is called IMAGE or AUDIO, unless the model has an input of this name.
     """
-    declared = list(manifest.prepare)
-    taken = any(spec.name == IMAGE for spec in manifest.signature.inputs)
-    return {name: IMAGE if len(declared) == 1 and not taken else name for name in declared}
+    declared = manifest.prepare
+    if len(declared) != 1:
+        return {name: name for name in declared}
+    ((name, steps),) = declared.items()
+    given = IMAGE if steps.image is not None else AUDIO
+    return {name: name if any(spec.name == given for spec in manifest.signature.inputs) else given}
 
 
 def _usage_of_files(manifest: Manifest) -> Usage:
@@ -116,16 +121,19 @@ def _usage_of_files(manifest: Manifest) -> Usage:
     needed = needed_inputs(manifest.signature)
     example = None
     specs = {spec.name: spec for spec in manifest.signature.inputs}
-    fixed = all(image_plan(steps.image, specs[name]).size is not None for name, steps in manifest.prepare.items())
+    images = [plan_of(steps, specs[name]) for name, steps in manifest.prepare.items()]
+    fixed = all(isinstance(plan, ImagePlan) and plan.size is not None for plan in images)
     if fixed and {spec.name for spec in needed} <= names.keys():
         tensors = [{"name": name, "datatype": BYTES, "shape": [1], "data": [_EXAMPLE_IMAGE]} for name in names.values()]
         example = {"inputs": tensors}
     tensors_too = _listed([f"{name} {specs[name].datatype} {list(specs[name].shape)}" for name in names])
+    kind: Kind = "image" if any(steps.image is not None for steps in manifest.prepare.values()) else "audio"
+    what = "images" if kind == "image" else "recordings"
     return Usage(
-        kind="image",
+        kind=kind,
         input=next(iter(names.values())) if len(needed) == len(names) == 1 else None,
         encoded=names,
-        sentence=f"encoded images, which are prepared here (input '{_listed(list(names.values()))}'), or tensors: "
+        sentence=f"encoded {what}, which are prepared here (input '{_listed(list(names.values()))}'), or tensors: "
         f"{tensors_too}",
         example=example,
     )

@@ -41,10 +41,10 @@ SHARED = {"google.protobuf": "protobuf", "opentelemetry.sdk": "opentelemetry-sdk
 }
 INSTALLED = [extra for extra in extras() if extra not in HEAVY]
 LOCKS = {
-    "gateway": ("gateway", "embeddings", "tracing", "cpu"),
+    "gateway": ("gateway", "embeddings", "media", "tracing", "cpu"),
     "worker-cpu": ("worker", "cpu"),
     "worker-gpu": ("worker", "gpu"),
-    "serving": ("gateway", "worker", "cli", "embedded", "embeddings", "tracing", "cpu"),
+    "serving": ("gateway", "worker", "cli", "embedded", "embeddings", "media", "tracing", "cpu"),
 }
 
 

@@ -468,6 +468,16 @@ def image_means(name: str = "image") -> onnx.ModelProto:
 
 
 @_builder
+def loudness() -> onnx.ModelProto:
+    """Mean squares of recordings: "input_values" FP32 [N, L] -> "power" FP32 [N, 1]."""
+    nodes = [
+        helper.make_node("Mul", ["input_values", "input_values"], ["squares"]),
+        helper.make_node("ReduceMean", ["squares"], ["power"], axes=[1], keepdims=1),
+    ]
+    return _model(nodes, [_value("input_values", "FP32", ["N", "L"])], [_value("power", "FP32", ["N", 1])])
+
+
+@_builder
 def transpose() -> onnx.ModelProto:
     """Does not batch: "x" FP32 [3, 4] -> "y" FP32 [4, 3]."""
     node = helper.make_node("Transpose", ["x"], ["y"], perm=[1, 0])

@@ -27,7 +27,7 @@ from millstream.services.errors import Failure, invalid
 from millstream.services.model.usage import MASK, TYPES
 from millstream.services.process.threads import run_in_thread_if_large
 
-RUNS_AT_ONCE_MAX = 16
+RUNS_AT_ONCE_MAX = 8
 _ADVISED_BYTES_MAX = 64 * 1024  # larger requests are not read again to find their model
 
 

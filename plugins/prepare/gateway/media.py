@@ -16,13 +16,14 @@ from millstream.gateway.parts import PreparerParts
 from millstream.gateway.tensors.input_plans import CheckedInput, InputPlans, Inputs, join, raw_tensor
 from millstream.gateway.tensors.inputs import ABSENT, InputPlan, InputTensor
 from millstream.gateway.tensors.prepared import PreparedPlans
+from millstream.plugins.prepare.audio import RECORDINGS, is_recording
 from millstream.plugins.prepare.decoder_process import Decoded
 from millstream.plugins.prepare.decoders import Decoders
-from millstream.plugins.prepare.image import MEDIA, is_image
+from millstream.plugins.prepare.image import IMAGES, is_image
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES, ITEM_BYTES, decode_elements
 from millstream.services.model.manifest import Manifest
-from millstream.services.model.preparation import ImagePlan, image_plan
+from millstream.services.model.preparation import AudioPlan, ImagePlan, plan_of
 from millstream.services.model.signature import TensorSpec
 from millstream.services.model.usage import encoded_names
 from millstream.services.process.threads import run_in_thread_if_large
@@ -41,17 +42,15 @@ class MediaPlans(PreparedPlans):
         preparer: what it stands on.
     """
 
-    media = MEDIA
-
     def __init__(self, manifest: Manifest, own: InputPlans, preparer: MediaPreparer) -> None:
         given = encoded_names(manifest)
         steps = manifest.prepare
-        self._plans: dict[str, ImagePlan] = {}  # by the name that a request gives
+        self._plans: dict[str, ImagePlan | AudioPlan] = {}  # by the name that a request gives
         specs = []
         for spec in manifest.answered.inputs:
             name = given.get(spec.name, spec.name)
             if spec.name in given:
-                self._plans[name] = image_plan(steps[spec.name].image, spec)
+                self._plans[name] = plan_of(steps[spec.name], spec)
                 shape = (spec.shape[0],)
                 spec = TensorSpec(name=name, datatype=BYTES, shape=shape, optional=spec.optional)
             specs.append(spec)
@@ -60,14 +59,18 @@ class MediaPlans(PreparedPlans):
         self._own, self._preparer = own, preparer
         self._aliases = {spec: name for spec, name in given.items() if spec != name}
         self.names = frozenset({*given, *given.values()})
+        images = any(isinstance(plan, ImagePlan) for plan in self._plans.values())
+        self.media = IMAGES if images else RECORDINGS
         named = ", ".join(given.values())
-        self.hint = f"; it takes encoded images, too, as BYTES of '{named}', or in base64"
+        self.hint = (
+            f"; it takes encoded {'images' if images else 'recordings'}, too, as BYTES of '{named}', or in base64"
+        )
 
     def named(self, name: str) -> InputPlan:
         return super().named(self._aliases.get(name, name))
 
     def recognises(self, body: bytes | memoryview) -> bool:
-        return len(self) == 1 and is_image(body)
+        return len(self) == 1 and _is_known(next(iter(self._plans.values())), body)
 
     async def prepare(self, inputs: Sequence[InputTensor]) -> Inputs:
         checked: dict[str, CheckedInput] = {}
@@ -79,38 +82,45 @@ class MediaPlans(PreparedPlans):
                 if steps is None:
                     checked[own.name] = CheckedInput(own.fit(own.datatype, tensor.shape), tensor)
                     continue
-                files = await run_in_thread_if_large(tensor.size_bytes, _files, plan.name, tensor)
-                if steps.size is not None:
-                    reservation.grow(self._checked_bytes(steps, len(files)))
+                files = await run_in_thread_if_large(tensor.size_bytes, _files, plan.name, steps, tensor)
+                reservation.grow(self._checked_bytes(steps, len(files)))
                 checked[own.name] = _tensor(own, await self._preparer.decoders.decode(steps, files))
         return join(self._own, checked)
 
-    def _checked_bytes(self, steps: ImagePlan, files: int) -> int:
-        """Return the bytes of the tensor of so many files. Raises Failure(TOO_LARGE)."""
-        assert steps.size is not None
-        size_bytes = files * prod(steps.size) * steps.channels * ITEM_BYTES[steps.datatype]
+    def _checked_bytes(self, steps: ImagePlan | AudioPlan, files: int) -> int:
+        """Return the bytes of the tensor of so many files; 0: their own sizes decide. Raises Failure(TOO_LARGE)."""
+        if isinstance(steps, ImagePlan):
+            elements = 0 if steps.size is None else prod(steps.size) * steps.channels
+        else:
+            elements = steps.samples or 0
+        size_bytes = files * elements * ITEM_BYTES[steps.datatype]
         if size_bytes > self._preparer.request_bytes_max:
             raise Failure(
                 Code.TOO_LARGE,
-                f"{files} images are a tensor of {size_bytes} bytes: at most {self._preparer.request_bytes_max}",
+                f"{files} files are a tensor of {size_bytes} bytes: at most {self._preparer.request_bytes_max}",
             )
         return size_bytes
 
 
-def _files(name: str, tensor: InputTensor) -> list[bytes]:
+def _is_known(steps: ImagePlan | AudioPlan, content: bytes | memoryview) -> bool:
+    return is_image(content) if isinstance(steps, ImagePlan) else is_recording(content)
+
+
+def _files(name: str, steps: ImagePlan | AudioPlan, tensor: InputTensor) -> list[bytes]:
     """Return the files in a BYTES tensor. Raises Failure(INVALID)."""
-    files = [_content(name, at, element) for at, element in enumerate(decode_elements(bytes(tensor.data)))]
+    files = [_content(name, steps, at, element) for at, element in enumerate(decode_elements(bytes(tensor.data)))]
     if not files:
         raise invalid(f"'{name}' has no file: at least 1")
     return files
 
 
-def _content(name: str, at: int, element: bytes) -> bytes:
+def _content(name: str, steps: ImagePlan | AudioPlan, at: int, element: bytes) -> bytes:
     """Return the file in an element: as it is, or in base64, perhaps as a data URL. Raises Failure(INVALID)."""
-    if not is_image(element):
+    if not _is_known(steps, element):
         element = _from_base64(element)
-        if not is_image(element):
-            raise invalid(f"'{name}[{at}]' is no image of a known format, and no base64 of one")
+        if not _is_known(steps, element):
+            what = "image" if isinstance(steps, ImagePlan) else "recording"
+            raise invalid(f"'{name}[{at}]' is no {what} of a known format, and no base64 of one")
     if len(element) > FILE_BYTES_MAX:
         raise invalid(f"'{name}[{at}]' has {len(element)} bytes: at most {FILE_BYTES_MAX}")
     return element
@@ -129,7 +139,7 @@ def _tensor(plan: InputPlan, rows: Sequence[Decoded]) -> CheckedInput:
     """Return the decoded files as one tensor. Raises Failure(INVALID)."""
     shapes = {row.shape for row in rows}
     if len(shapes) != 1:
-        raise invalid("the images become tensors of different sizes: send them one by one")
+        raise invalid("the files become tensors of different sizes: send them one by one")
     shape = (len(rows), *shapes.pop()[1:])
     extent = plan.fit(plan.datatype, shape)
     data = rows[0].data if len(rows) == 1 else b"".join(row.data for row in rows)
@@ -145,7 +155,8 @@ class MediaPreparer:
         self.decoders = Decoders()
 
     def plans(self, manifest: Manifest, own: InputPlans) -> MediaPlans | None:
-        return MediaPlans(manifest, own, self) if manifest.prepare and find_spec("PIL") is not None else None
+        needed = {"PIL" if steps.image is not None else "soundfile" for steps in manifest.prepare.values()}
+        return MediaPlans(manifest, own, self) if needed and all(find_spec(one) for one in needed) else None
 
     async def stop(self) -> None:
         await self.decoders.close()

@@ -6,11 +6,13 @@ import base64
 import io
 import json
 import struct
+import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import tritonclient.grpc as triton_grpc
@@ -186,6 +188,40 @@ def test_the_example_of_the_page(stack: Stack, model: Path, expected: Any, tmp_p
     finally:
         names["client"].close()
     assert "means" in Millstream(stack.home).ok("predict", "photos", tmp_path / "cat.jpg")
+
+
+def test_a_folder_of_hugging_face_brings_its_steps_and_labels(stack: Stack, model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder.zip"
+    config = {
+        "architectures": ["ResNetForImageClassification"],
+        "model_type": "resnet",
+        "id2label": {"0": "red", "1": "green", "2": "blue"},
+        "transformers_version": "5.0.0",
+    }
+    processor = {
+        "image_processor_type": "ConvNextImageProcessor",
+        "crop_pct": 0.875,
+        "do_normalize": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": MEAN,
+        "image_std": STD,
+        "resample": 3,
+        "rescale_factor": 1 / 255,
+        "size": {"shortest_edge": 224},
+    }
+    graph = onnx.load(model)
+    graph.graph.node[0].output[0] = graph.graph.output[0].name = "logits"
+    with zipfile.ZipFile(folder, "w") as archive:
+        archive.writestr("model.onnx", graph.SerializeToString())
+        archive.writestr("config.json", json.dumps(config))
+        archive.writestr("preprocessor_config.json", json.dumps(processor))
+    stack.push("im-folder", folder)
+    for name, colour in (("red", (250, 30, 20)), ("blue", (10, 20, 200))):
+        content = encoded(Image.new("RGB", (300, 260), colour), "PNG")
+        reply = stack.http.post("/v2/models/im-folder/infer", json=v2(text(content)))
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["outputs"][0]["data"] == [name]
 
 
 def giant() -> bytes:
