@@ -183,8 +183,7 @@ def _of_versions(growth: Growth, snapshot: Snapshot) -> Iterator[Problem]:
                 "batching again.",
                 model,
             )
-    waiting = {key for key, (value, *_) in growth.now.of(catalogue.LANE_ROWS).items() if value}
-    for model, version in sorted(waiting - growth.now.instances().keys()):
+    for model, version in sorted(growth.queued().keys() - growth.now.instances().keys()):
         yield Problem(
             "critical",
             f"{model} {version}: rows wait, nothing is ready",

@@ -182,6 +182,10 @@ class Growth:
         """Return by how much a series grew; empty: not at all, or it is not known."""
         return self.all(metric).get(labels, ())
 
+    def queued(self) -> dict[Labels, int]:
+        """Return the rows that wait now, of the versions that have some."""
+        return {key: int(rows) for key, (rows, *_) in self.now.of(catalogue.LANE_ROWS).items() if rows}
+
     def rate(self, amount: float) -> float | None:
         """Return an amount a second."""
         return None if self.interval_s is None else amount / self.interval_s
@@ -204,65 +208,55 @@ def worker_name(worker: str) -> str:
     return worker.rpartition("-")[0] or worker
 
 
+def figures(growth: Growth, versions: Iterable[Labels]) -> dict[str, float | None]:
+    """Return the rates and quantiles of the requests of some versions together."""
+    keys = list(versions)
+    requests = _sum(growth.of(catalogue.REQUESTS, key) for key in keys) or (0.0, 0.0, 0.0)
+    durations = _sum(growth.of(catalogue.REQUEST_DURATION, key) for key in keys)[:-1]
+    names = ("requests_per_s", "failed_per_s", "invalid_per_s")
+    rates = dict(zip(names, map(growth.rate, requests), strict=True))
+    return rates | {"p50_s": quantile(durations, P50), "p99_s": quantile(durations, P99)}
+
+
+def _sum(rows: Iterable[Values]) -> list[float]:
+    """Return the sums of columns, without rows that did not grow. Another release may have other buckets."""
+    return [sum(column) for column in zip(*filter(None, rows), strict=False)]
+
+
 def endpoints(growth: Growth) -> list[dict[str, Any]]:
     """Return what happened to each version that is loaded, has requests that wait, or was called."""
-    queued, instances = growth.now.of(catalogue.LANE_ROWS), growth.now.instances()
-    quiet = dict.fromkeys(("requests_per_s", "failed_per_s", "invalid_per_s"), growth.rate(0.0))
-    quiet |= dict.fromkeys(("p50_s", "p99_s", "batch_rows"))
-    busy = busy_endpoints(growth)
-    alive = {key for key, (value, *_) in queued.items() if value} | instances.keys() | busy.keys()
+    queued, instances, called = growth.queued(), growth.now.instances(), growth.all(catalogue.REQUESTS)
+    quiet = figures(growth, ()) | {"batch_rows": None}
     return [
         {
             "model": key[0],
             "version": key[1],
-            **busy.get(key, quiet),
-            "queue_rows": int(queued.get(key, (0.0,))[0]),
+            **(figures(growth, (key,)) | {"batch_rows": _batch_rows(growth, key)} if key in called else quiet),
+            "queue_rows": queued.get(key, 0),
             "instances": instances.get(key, 0),
         }
-        for key in sorted(alive)
+        for key in sorted(queued.keys() | instances.keys() | called.keys())
     ]
 
 
-def busy_endpoints(growth: Growth) -> dict[Labels, dict[str, float | None]]:
-    """Return the rates and quantiles of the versions that were called."""
-    return {key: _busy(growth, key, grown) for key, grown in growth.all(catalogue.REQUESTS).items()}
-
-
-def _busy(growth: Growth, key: Labels, requests: Values) -> dict[str, float | None]:
-    durations = growth.of(catalogue.REQUEST_DURATION, key)[:-1]
+def _batch_rows(growth: Growth, key: Labels) -> float | None:
     *runs, rows = growth.of(catalogue.BATCH_ROWS, key) or (0.0,)
-    return {
-        **dict(zip(("requests_per_s", "failed_per_s", "invalid_per_s"), map(growth.rate, requests), strict=True)),
-        "p50_s": quantile(durations, P50),
-        "p99_s": quantile(durations, P99),
-        "batch_rows": rows / sum(runs) if any(runs) else None,
-    }
+    return rows / sum(runs) if any(runs) else None
 
 
 def totals(growth: Growth) -> dict[str, Any]:
     """Return what happened to all versions together, refused requests included."""
     now = growth.now
-    requests, failed, invalid = _sum(growth.all(catalogue.REQUESTS).values()) or (0.0, 0.0, 0.0)
-    refused = sum(map(sum, growth.all(catalogue.REQUESTS_REFUSED).values()))
-    durations = _sum(growth.all(catalogue.REQUEST_DURATION).values())[:-1]
     ready = [values[0] > 0 for values in now.of(catalogue.GATEWAY_READY).values()]
     return {
-        "requests_per_s": growth.rate(requests),
-        "failed_per_s": growth.rate(failed),
-        "invalid_per_s": growth.rate(invalid),
-        "refused_per_s": growth.rate(refused),
-        "p50_s": quantile(durations, P50),
-        "p99_s": quantile(durations, P99),
+        **figures(growth, growth.all(catalogue.REQUESTS)),
+        "refused_per_s": growth.rate(sum(map(sum, growth.all(catalogue.REQUESTS_REFUSED).values()))),
         "in_flight": now.value(catalogue.REQUESTS_IN_FLIGHT),
-        "queue_rows": int(sum(values[0] for values in now.of(catalogue.LANE_ROWS).values())),
+        "queue_rows": sum(growth.queued().values()),
         "gateways": len(ready),
         "gateways_ready": sum(ready),
         "redis_memory_bytes": now.value(catalogue.REDIS_MEMORY_USED_BYTES),
     }
-
-
-def _sum(rows: Iterable[Values]) -> list[float]:
-    return [sum(column) for column in zip(*rows, strict=False)]  # another release may have other buckets
 
 
 def quantile(counts: Values, share: float, bounds: tuple[float, ...] = _BOUNDS) -> float | None:

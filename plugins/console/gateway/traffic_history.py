@@ -8,7 +8,7 @@ from heapq import nlargest
 from typing import Any, NamedTuple
 
 from millstream.plugins.console.gateway import rates
-from millstream.plugins.console.gateway.rates import Growth
+from millstream.plugins.console.gateway.rates import Growth, Labels
 from millstream.services.metrics import catalogue
 from millstream.services.wire.records import WorkerRecord
 
@@ -46,15 +46,18 @@ class TrafficHistory:
         busy = [growth.busy(one.pool, rates.worker_name(one.id)) for one in workers]
         known = [share for share in busy if share is not None]
         totals = rates.totals(growth) | {"busy": sum(known) / len(known) if known else None}
-        by_model: dict[str, list[dict[str, Any]]] = {}
-        queued = {key: values[0] for key, values in growth.now.of(catalogue.LANE_ROWS).items() if values[0]}
-        called = rates.busy_endpoints(growth)
-        for key in called.keys() | queued.keys():
-            version = {"queue_rows": queued.get(key, 0.0), **called.get(key, {})}
-            by_model.setdefault(key[0], []).append(version)
-        found = {model: _values(_of_versions(versions, growth.rate(0.0))) for model, versions in by_model.items()}
+        queued = growth.queued()
+        by_model: dict[str, list[Labels]] = {}
+        for key in growth.all(catalogue.REQUESTS).keys() | queued.keys():
+            by_model.setdefault(key[0], []).append(key)
+        found = {
+            model: _values(
+                rates.figures(growth, versions) | {"queue_rows": sum(queued.get(key, 0) for key in versions)}
+            )
+            for model, versions in by_model.items()
+        }
         busiest = nlargest(MODELS_MAX, found.items(), key=lambda item: (item[1][0] or 0.0, item[1][4] or 0.0))
-        other = _NONE if len(found) > MODELS_MAX else _values(_of_versions([], growth.rate(0.0)))
+        other = _NONE if len(found) > MODELS_MAX else _values(rates.figures(growth, ()) | {"queue_rows": 0})
         self._entries.append(HistoryEntry(growth.now.at_s, _values(totals), dict(busiest), other))
 
     def document(self, epoch: float, model: str | None, sees: Callable[[str], bool] | None) -> dict[str, Any]:
@@ -84,18 +87,6 @@ _NONE: Values = (None,) * len(SERIES)
 
 def _values(document: dict[str, Any]) -> Values:
     return tuple(document.get(name) for name in SERIES)
-
-
-def _of_versions(versions: list[dict[str, Any]], none: float | None) -> dict[str, Any]:
-    """Return the sums of a model's versions, with the quantiles of the one with the most requests.
-
-    `none`: the rate of no requests.
-    """
-    busiest = max(versions, key=lambda one: one.get("requests_per_s") or 0.0, default={})
-    return busiest | {
-        name: None if none is None and name != "queue_rows" else sum([one.get(name) or 0.0 for one in versions])
-        for name in _SUMMED
-    }
 
 
 def _sum(rows: Iterable[Values]) -> Values:
