@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,9 @@ from millstream.services.metrics.record import (
     Series,
     Totals,
     has_series,
+    name_of,
     parse_chunk,
+    parse_key,
     records,
     values_at,
 )
@@ -68,27 +70,35 @@ class _Chunk:
     def __init__(self) -> None:
         self.part = Part(False, [])
         self._words = np.zeros(0, np.uint64)  # the content
-        self._owners = np.zeros(0, np.int16)  # the number of the series that each word is a value of; -1: it is none
+        self._owners = np.zeros(0, np.int16)  # the number of the series that each word is a value of, or one of these:
         self._places: list[int] = []  # offset of the values of each series
 
-    def read(self, content: bytes, keys: dict[bytes, Key], *, first: bool, alive: bool) -> Part:
-        """Return the series of this content. `keys` caches parsed keys."""
+    def read(self, content: bytes, wants: Callable[[str], bool], *, first: bool, alive: bool) -> Part:
+        """Return the series of this content."""
         before, self._words = self._words, np.frombuffer(content, np.uint64, len(content) // 8)
         series, same = self.part.series, len(before) == len(self._words)
-        owners = np.unique(self._owners[before != self._words]).tolist() if same else [-1]
-        if owners:
-            series = self._parsed(content, keys, first) if owners[0] < 0 else self._updated(content, owners)
-        if owners or alive is not self.part.alive:
+        owners = np.unique(self._owners[before != self._words]).tolist() if same else [_FORM]
+        if _FORM in owners:
+            series = self._parsed(content, wants, first)
+        elif owners and owners != [_UNWANTED]:
+            series = self._updated(content, [number for number in owners if number != _UNWANTED])
+        if series is not self.part.series or alive is not self.part.alive:
             self.part = Part(alive, series)
         return self.part
 
-    def _parsed(self, content: bytes, keys: dict[bytes, Key], first: bool) -> list[Series]:
-        found = list(parse_chunk(memoryview(content), first, keys))
-        self._places = [at for _, at in found]
-        self._owners = np.full(len(self._words), -1, np.int16)
-        for number, (key, at) in enumerate(found):
-            self._owners[at // 8 : at // 8 + key.slots] = number
-        return [(key, values_at(content, at, key.slots)) for key, at in found]
+    def _parsed(self, content: bytes, wants: Callable[[str], bool], first: bool) -> list[Series]:
+        known = {key: key for key, _ in self.part.series}  # the same object: what holds it needs no other
+        found: list[Series] = []
+        self._places = []
+        self._owners = np.full(len(self._words), _FORM, np.int16)
+        for stored, at, slots in parse_chunk(memoryview(content), first):
+            takes = wants(name_of(stored))
+            self._owners[at // 8 : at // 8 + slots] = len(found) if takes else _UNWANTED
+            if takes:
+                key = parse_key(stored, slots)
+                found.append((known.get(key, key), values_at(content, at, slots)))
+                self._places.append(at)
+        return found
 
     def _updated(self, content: bytes, numbers: list[int]) -> list[Series]:
         series = self.part.series.copy()
@@ -98,14 +108,21 @@ class _Chunk:
         return series
 
 
-class ReadCache:
-    """Stores the series of each chunk of each file. Not thread-safe."""
+_FORM, _UNWANTED = -1, -2  # a word of a head or key, or of no record; a value of a series that is not wanted
 
-    def __init__(self) -> None:
+
+class ReadCache:
+    """Stores the series of each chunk of each file. Not thread-safe. `wanted`: names of metrics; None: all."""
+
+    def __init__(self, wanted: Collection[str] | None = None) -> None:
+        self._wanted = wanted
         self._chunks: dict[str, list[_Chunk]] = {}
-        self._keys: dict[bytes, Key] = {}
         self.retired = _Retired()
         self.retired_part = Part(False, [])
+
+    def wants(self, name: str) -> bool:
+        """Whether the series of a metric are wanted."""
+        return self._wanted is None or name in self._wanted
 
     def parts(self, name: str, content: bytes, *, alive: bool) -> Iterator[tuple[tuple[str, int], Part]]:
         """Yield the parts of the file `name` with this content, with what identifies each."""
@@ -114,15 +131,12 @@ class ReadCache:
         chunks[len(starts) :] = [_Chunk() for _ in range(len(starts) - len(chunks))]
         for number, (start, chunk) in enumerate(zip(starts, chunks, strict=True)):
             part = content[start : start + CHUNK_BYTES]
-            yield (name, number), chunk.read(part, self._keys, first=start == 0, alive=alive)
+            yield (name, number), chunk.read(part, self.wants, first=start == 0, alive=alive)
 
     def keep_only(self, names: set[str]) -> None:
         """Forget all other files: they no longer exist."""
         for name in self._chunks.keys() - names:
             del self._chunks[name]
-        live = sum(len(chunk.part.series) for chunks in self._chunks.values() for chunk in chunks)
-        if len(self._keys) > 2 * live + 1000:  # keys of series that no longer exist
-            self._keys.clear()
 
 
 def claim(directory: Path, role: str) -> tuple[int, Path]:
@@ -152,7 +166,8 @@ def read(directory: Path, cache: ReadCache) -> dict[tuple[str, int], Part]:
     for _ in range(_READ_ATTEMPTS):
         if _token(directory) != cache.retired.token:
             cache.retired = _load(directory)
-            cache.retired_part = Part(False, list(cache.retired.totals.items()))
+            series: list[Series] = [one for one in cache.retired.totals.items() if cache.wants(one[0].name)]
+            cache.retired_part = Part(False, series)
         retired = cache.retired
         parts = {(_RETIRED, 0): cache.retired_part}
         files = [path for path in _files(directory, VALUES_SUFFIX) if path.name not in retired.absorbed]

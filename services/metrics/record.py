@@ -77,11 +77,10 @@ def free_record(chunk: memoryview, record: int) -> int:
 def records(content: memoryview) -> Iterator[Series]:
     """Yield the live series of a file. Torn or foreign bytes are skipped and raise no error."""
     if has_series(content):
-        keys: dict[bytes, Key] = {}
         for start in range(0, len(content), CHUNK_BYTES):
             chunk = content[start : start + CHUNK_BYTES]
-            for key, at in parse_chunk(chunk, start == 0, keys):
-                yield key, values_at(chunk, at, key.slots)
+            for key, at, slots in parse_chunk(chunk, start == 0):
+                yield parse_key(key, slots), values_at(chunk, at, slots)
 
 
 def has_series(content: memoryview | bytes) -> bool:
@@ -94,10 +93,10 @@ def values_at(chunk: memoryview | bytes, at: int, slots: int) -> tuple[float, ..
     return struct.unpack_from(f"<{slots}d", chunk, at)
 
 
-def parse_chunk(chunk: memoryview, first: bool, keys: dict[bytes, Key]) -> Iterator[tuple[Key, int]]:
-    """Yield the live series of a chunk, each with the offset of its values.
+def parse_chunk(chunk: memoryview, first: bool) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the live series of a chunk: the key as stored, the offset of the values and their number.
 
-    The `first` chunk begins with the header. `keys` caches parsed keys.
+    The `first` chunk begins with the header.
     """
     at = HEADER_BYTES if first else 0
     while at + _HEAD.size <= len(chunk):
@@ -107,13 +106,19 @@ def parse_chunk(chunk: memoryview, first: bool, keys: dict[bytes, Key]) -> Itera
         begin = values_offset(at)
         key = bytes(chunk[begin + 8 * slots : begin + 8 * slots + key_bytes])
         if state == _LIVE and record_bytes(key, slots) == size and zlib.crc32(key) == crc:
-            # The same key with other slots is another series: another release may have other histogram buckets.
-            known = keys.get(key)
-            if known is None or known.slots != slots:
-                kind, name, labels = json.loads(key)
-                known = keys[key] = Key(Kind(kind), name, tuple(labels), slots)
-            yield known, begin
+            yield key, begin, slots
         at += size
+
+
+def parse_key(key: bytes, slots: int) -> Key:
+    """Return a key from its stored form."""
+    kind, name, labels = json.loads(key)
+    return Key(Kind(kind), name, tuple(labels), slots)
+
+
+def name_of(key: bytes) -> str:
+    """Return the name of the metric in a stored key."""
+    return key.split(b'"', 4)[3].decode()
 
 
 class Totals(dict[Key, list[float]]):

@@ -261,21 +261,21 @@ class MetricsRegistry:
         if self._directory is not None:
             with suppress(OSError):  # without space, the counts of ended processes stay in their files
                 files.retire(self._directory)
-        for part in self.parts().values():
+        with self._reading:
+            parts = self.parts(self._cache)
+        for part in parts.values():
             totals.merge(part.series, alive=part.alive)
         return totals
 
-    def parts(self) -> dict[tuple[str, int], Part]:
+    def parts(self, cache: ReadCache) -> dict[tuple[str, int], Part]:
         """Return the counts of all processes of the folder in parts, which are named as the last time.
 
-        A part that did not change since then is the same object. Reads files: must be called off the event loop.
+        A part that did not change since the last call with the same `cache` is the same object. Reads files: must be
+        called off the event loop.
 
         Raises OSError.
         """
-        parts: dict[tuple[str, int], Part] = {}
-        if self._directory is not None:
-            with self._reading:
-                parts = files.read(self._directory, self._cache)
+        parts = {} if self._directory is None else files.read(self._directory, cache)
         if not self._shared:
             with self._lock:
                 content = b"".join(chunk[:] for chunk in self._chunks)

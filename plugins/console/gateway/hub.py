@@ -24,6 +24,7 @@ from millstream.plugins.console.gateway.problems import problems
 from millstream.plugins.console.gateway.rates import Counts, Growth, Reading
 from millstream.plugins.console.gateway.traffic_history import HISTORY_S, TrafficHistory
 from millstream.services.access.scopes import Grants, Need
+from millstream.services.metrics.files import ReadCache
 from millstream.services.process.cancellation import cancel_all
 from millstream.services.repository.disk import disk_space
 from millstream.services.wire.records import State, WorkerRecord
@@ -93,7 +94,7 @@ class Hub:
 
     def __init__(self, parts: GatewayParts) -> None:
         self._registry = parts.registry
-        self._counts = Counts()
+        self._counts, self._cache = Counts(), ReadCache(rates.WANTED)
         self._catalog: Catalog = parts.catalog
         self._viewers: set[Viewer] = set()
         self._wake = asyncio.Event()
@@ -208,7 +209,7 @@ class Hub:
         return 0, 0
 
     def _read(self, exists: Collection[str]) -> Reading:
-        return self._counts.read(time.monotonic(), self._registry.parts(), exists)
+        return self._counts.read(time.monotonic(), self._registry.parts(self._cache), exists)
 
 
 def _worker(record: WorkerRecord, growth: Growth) -> dict[str, Any]:

@@ -51,6 +51,8 @@ _READ: dict[Metric, int] = {
 #: of processes, by their names
 RESIDENT = catalogue.PROCESS_RESIDENT_BYTES
 _LABELS = {metric.name: count for metric, count in _READ.items()}
+#: names of the metrics that are read
+WANTED = frozenset(_LABELS)
 _OF_MODELS = {metric.name for metric in _READ if metric.labels[:1] == ("model",)}
 
 Labels = tuple[str, ...]

@@ -12,6 +12,7 @@ from millstream.gateway.catalog.snapshot import Snapshot
 from millstream.plugins.console.gateway.problems import PROBLEMS_MAX, problems
 from millstream.plugins.console.gateway.rates import Counts, Growth
 from millstream.services.metrics import catalogue as c
+from millstream.services.metrics.files import ReadCache
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.repository.endpoint_changes import activate_version
 from millstream.services.repository.folder import FolderRepository
@@ -41,9 +42,9 @@ def found(
     """The problems of a gateway that counted `before`, and then `change`."""
     registry, counts = MetricsRegistry(None, "gateway-0"), Counts()
     before(registry)
-    first = counts.read(1.0, registry.parts(), {"m"})
+    first = counts.read(1.0, registry.parts(ReadCache()), {"m"})
     change(registry)
-    return problems(Growth(first, counts.read(11.0, registry.parts(), {"m"})), snapshot, disk, AT)
+    return problems(Growth(first, counts.read(11.0, registry.parts(ReadCache()), {"m"})), snapshot, disk, AT)
 
 
 def answered(outcome: str, count: int) -> Change:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from millstream.plugins.console.gateway.rates import Counts, Growth, Reading, endpoints, quantile, totals
+from millstream.plugins.console.gateway.rates import WANTED, Counts, Growth, Reading, endpoints, quantile, totals
 from millstream.services.metrics import catalogue
+from millstream.services.metrics.files import ReadCache
 from millstream.services.metrics.registry import MetricsRegistry
 
 LANE = ("m", "1", "cpu")
@@ -27,7 +28,9 @@ def served(registry: MetricsRegistry, requests: int, *, failed: int = 0, seconds
 
 def reading(at_s: float, *registries: MetricsRegistry, exists: Collection[str] = ("m",)) -> Reading:
     """What is read of processes for the first time."""
-    parts = {(number, where): part for number, one in enumerate(registries) for where, part in one.parts().items()}
+    parts = {
+        (number, where): part for number, one in enumerate(registries) for where, part in one.parts(ReadCache()).items()
+    }
     return Counts().read(at_s, parts, exists)
 
 
@@ -87,11 +90,11 @@ def test_quantiles_are_those_of_prometheus(counts: list[float], share: float, va
 def test_only_what_changed_is_added_up_again_and_gives_the_same(tmp_path: Path) -> None:
     """Readings one after the other are those of a first look; what did not change is the same object."""
     gateways = [MetricsRegistry(tmp_path, f"gateway-{number}") for number in range(2)]
-    looks = Counts()
+    looks, cache = Counts(), ReadCache(WANTED)
 
     def look(at_s: float, exists: Collection[str] = ("m", "quiet")) -> Reading:
-        found = looks.read(at_s, gateways[0].parts(), exists)
-        assert found == Counts().read(at_s, gateways[0].parts(), exists)
+        found = looks.read(at_s, gateways[0].parts(cache), exists)
+        assert found == Counts().read(at_s, gateways[0].parts(ReadCache()), exists)
         return found
 
     for gateway in gateways:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from millstream.plugins.console.gateway.rates import Counts, Growth
 from millstream.plugins.console.gateway.traffic_history import ENTRIES_MAX, MODELS_MAX, SERIES, TrafficHistory
 from millstream.services.metrics import catalogue as c
+from millstream.services.metrics.files import ReadCache
 from millstream.services.metrics.registry import MetricsRegistry
 from tests.kit.catalog import worker
 
@@ -20,7 +21,7 @@ class Scene:
         self._counts = Counts()
         self._models = {f"m{number}" for number in range(100)}
         self.at_s = 1000.0
-        self._before = self._counts.read(self.at_s, self.registry.parts(), self._models)
+        self._before = self._counts.read(self.at_s, self.registry.parts(ReadCache()), self._models)
 
     def enter(self, requests: Mapping[str, int], *, seconds: float = 0.001, version: str = "1") -> None:
         """Let models be called, and add an entry."""
@@ -28,7 +29,7 @@ class Scene:
             self.registry.counter(c.REQUESTS, model, version, "v2", "ok").add(count)
             self.registry.histogram(c.REQUEST_DURATION, model, version, "cpu", "v2").observe(seconds, count)
         self.at_s += 10
-        now = self._counts.read(self.at_s, self.registry.parts(), self._models)
+        now = self._counts.read(self.at_s, self.registry.parts(ReadCache()), self._models)
         self.history.enter(Growth(self._before, now), (worker(),))
         self._before = now
 
