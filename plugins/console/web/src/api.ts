@@ -76,15 +76,21 @@ export async function readSession(): Promise<void> {
   session.value = await get<Session>("session");
 }
 
+// Other tabs have the same cookie: they learn that it has changed.
+const tabs = new BroadcastChannel("millstream-console");
+tabs.onmessage = () => void readSession().catch(() => undefined);
+
 export async function signIn(key: string): Promise<void> {
   await send("POST", "session", { key });
   signedOutBecause.value = "";
   await readSession();
+  tabs.postMessage("signed in");
 }
 
 export async function signOut(): Promise<void> {
   await send("DELETE", "session");
   await readSession();
+  tabs.postMessage("signed out");
 }
 
 export function signOutBecause(reason: string): void {

@@ -1,5 +1,8 @@
 // Documents that pages load and read again while they are looked at, and texts that a reload does not lose.
 import { useEffect, useState } from "preact/hooks";
+import { ApiError } from "./api";
+
+const LOST_MS = 3000; // after which a server that could not be reached is asked again
 
 export interface Loaded<T> {
   value: T | null;
@@ -15,6 +18,7 @@ export function useLoaded<T>(load: (abort: AbortSignal) => Promise<T>, on: unkno
   useEffect(() => {
     const abort = new AbortController();
     let runs = false;
+    let again = 0;
     const run = async () => {
       // A slow server is not asked again before it has answered.
       if (runs) return;
@@ -23,7 +27,9 @@ export function useLoaded<T>(load: (abort: AbortSignal) => Promise<T>, on: unkno
         const value = await load(abort.signal);
         if (!abort.signal.aborted) setState({ value, error: null });
       } catch (error) {
-        if (!abort.signal.aborted) setState((before) => ({ ...before, error }));
+        if (abort.signal.aborted) return;
+        setState((before) => ({ ...before, error }));
+        if (error instanceof ApiError && error.status === 0) again = window.setTimeout(() => void run(), LOST_MS);
       }
       runs = false;
     };
@@ -32,6 +38,7 @@ export function useLoaded<T>(load: (abort: AbortSignal) => Promise<T>, on: unkno
     return () => {
       abort.abort();
       clearInterval(timer);
+      clearTimeout(again);
     };
   }, [...on, turn]);
   return { ...state, reload: () => setTurn((before) => before + 1) };

@@ -138,6 +138,26 @@ def test_signing_out_leaves_no_key_behind(operator):
     assert operator.page.context.cookies() == []
 
 
+def test_signing_out_in_one_tab_signs_out_the_others(operator, server):
+    operator.open("workers").get_by_role("heading", name="cpu-0").wait_for()
+    other = operator.page.context.new_page()
+    other.goto(f"{server.url}/console/#/keys")
+    other.get_by_role("button", name="Sign out").click()
+    for page in (other, operator.page):
+        expect(page.get_by_label("API key")).to_be_visible()
+
+
+def test_a_page_that_is_opened_offline_loads_when_the_line_is_back(operator):
+    page = operator.open("models")
+    expect(page.get_by_role("link", name="one", exact=True)).to_be_visible()
+    page.context.set_offline(True)
+    page.get_by_role("link", name="Keys").click()
+    expect(page.get_by_role("alert")).to_contain_text("the server cannot be reached")
+    page.context.set_offline(False)
+    expect(page.get_by_role("region", name="API keys")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
 def test_a_killed_gateway_is_told_and_recovered_from(operator, server):
     page = operator.open()
     expect(page.get_by_text("Waiting for the first figures")).to_have_count(0)
