@@ -16,7 +16,7 @@ from millstream.gateway.tensors.inputs import Extent, InputPlan, InputTensor
 from millstream.gateway.tensors.outputs import Column, Outputs, OutputTensor
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
-from millstream.services.model.signature import ANSWERED_MAX, Classes, Signature, TensorSpec
+from millstream.services.model.signature import Classes, Signature, TensorSpec
 
 
 class OutputTarget(Protocol):
@@ -120,7 +120,8 @@ class LabelledOutputs:
 
     def __init__(self, signature: Signature, classes: Classes, labels: Sequence[str]) -> None:
         self._at = next(at for at, spec in enumerate(signature.outputs) if spec.name == classes.output)
-        self._several = classes.scores == "sigmoid"
+        self._count = classes.answered
+        self._softmax = classes.scores == "softmax"
         self._labels = np.array([label.encode() for label in labels], object)
 
     def add(self, outputs: Outputs, rows: Sequence[int]) -> Outputs:
@@ -129,7 +130,10 @@ class LabelledOutputs:
         assert isinstance(column.array, np.ndarray)
         scores = _comparable(column.datatype, column.array)
         scores = scores.astype(np.float32) if scores.dtype == np.float16 else scores
-        best, values = _best_classes(scores) if self._several else _best_class(scores)
+        if self._count is None:
+            best, values = _best_class(scores)
+        else:
+            best, values = _best_classes(scores, self._count, softmax=self._softmax)
         inner = best.shape[1:] if outputs.batching else best.shape
         found: list[list[bytes]] = []
         at = 0
@@ -148,18 +152,23 @@ def _best_class(scores: Array) -> tuple[Array, Array]:
         return scores.argmax(-1), (1 / np.exp(scores - highest).sum(-1)).astype(np.float32)
 
 
-def _best_classes(scores: Array) -> tuple[Array, Array]:
-    """Return the indices of the best classes, the best first, and their probabilities, each of its own."""
+def _best_classes(scores: Array, count: int, *, softmax: bool) -> tuple[Array, Array]:
+    """Return the indices of the best classes, the best first, and their probabilities: of all, or each of its own."""
     below = -scores
-    if scores.shape[-1] > ANSWERED_MAX:  # NaN counts as the largest number, so as the worst class
-        order = np.argpartition(below, ANSWERED_MAX - 1, -1)[..., :ANSWERED_MAX]
+    if scores.shape[-1] > count:  # NaN counts as the largest number, so as the worst class
+        order = np.argpartition(below, count - 1, -1)[..., :count]
         below = np.take_along_axis(below, order, -1)
         ranks = np.argsort(below, axis=-1, kind="stable")
         order = np.take_along_axis(order, ranks, -1)
     else:
         order = ranks = np.argsort(below, axis=-1, kind="stable")
-    with np.errstate(over="ignore"):  # of numbers that are far below 0
-        values = 1 / (1 + np.exp(np.take_along_axis(below, ranks, -1)))
+    below = np.take_along_axis(below, ranks, -1)
+    with np.errstate(invalid="ignore", over="ignore"):  # of NaN, infinities, and numbers that are far below 0
+        if softmax:
+            highest = scores.max(-1, keepdims=True)
+            values = np.exp(-below - highest) / np.exp(scores - highest).sum(-1, keepdims=True)
+        else:
+            values = 1 / (1 + np.exp(below))
     return order, values.astype(np.float32)
 
 

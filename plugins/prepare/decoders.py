@@ -17,6 +17,7 @@ from millstream.plugins.prepare.decoder_process import ERROR_CHARACTERS_MAX, Dec
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.report import one_line
 from millstream.services.model.preparation import AudioPlan, ImagePlan
+from millstream.services.process.cancellation import uninterrupted
 from millstream.services.process.machine_share import cpus
 
 log = logging.getLogger("millstream.prepare")
@@ -37,7 +38,6 @@ class Decoders:
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(cpus())
         self._free: list[ConfinedProcess] = []
-        self._closing: set[asyncio.Task[None]] = set()
         self._waiting = 0
 
     async def decode(self, plan: ImagePlan | AudioPlan, files: Sequence[bytes]) -> list[Decoded]:
@@ -49,15 +49,18 @@ class Decoders:
             raise Failure(Code.OVERLOADED, f"{self._waiting} files wait to be decoded: try again", retry_after_s=1)
         self._waiting += len(files)
         try:
-            async with asyncio.timeout(SECONDS_MAX), asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one(plan, at, file)) for at, file in enumerate(files)]
+            async with asyncio.timeout(SECONDS_MAX):
+                found = await asyncio.gather(
+                    *(self._one(plan, at, file) for at, file in enumerate(files)), return_exceptions=True
+                )
         except TimeoutError:
             raise Failure(Code.EXPIRED, f"the files took longer than {SECONDS_MAX:g} s to decode") from None
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
         finally:
             self._waiting -= len(files)
-        return [task.result() for task in tasks]
+        decoded = [one for one in found if not isinstance(one, BaseException)]
+        if len(decoded) < len(found):
+            raise next(one for one in found if isinstance(one, BaseException))
+        return decoded
 
     async def close(self) -> None:
         """End all processes."""
@@ -65,21 +68,25 @@ class Decoders:
             await self._free.pop().close()
 
     async def _one(self, plan: ImagePlan | AudioPlan, at: int, file: bytes) -> Decoded:
-        async with self._turns:
-            process = await self._process()
-            try:
-                image, audio = (plan, None) if isinstance(plan, ImagePlan) else (None, plan)
-                answer = _decoded.decode(await process.ask(pack(EncodedFile(file, image, audio)), FILE_S_MAX))
-            except (ProcessEnded, msgspec.MsgspecError) as error:
-                log.warning("a decoder was ended by a file of %d bytes: %s", len(file), error)
-                await process.close()
-                raise invalid(f"file {at} crashes its decoder, or takes more than {_limits()}: send another") from None
-            except BaseException:  # its answer would be taken for that of the next file
-                await process.close()
-                raise
-            self._free.append(process)
+        async with self._turns:  # a caller that goes away leaves a process that may be used again
+            answer = await uninterrupted(self._answer(plan, at, file))
         if answer.error:
             raise invalid(f"file {at}: {one_line(answer.error[:ERROR_CHARACTERS_MAX])}")
+        return answer
+
+    async def _answer(self, plan: ImagePlan | AudioPlan, at: int, file: bytes) -> Decoded:
+        process = await self._process()
+        image, audio = (plan, None) if isinstance(plan, ImagePlan) else (None, plan)
+        try:
+            answer = _decoded.decode(await process.ask(pack(EncodedFile(file, image, audio)), FILE_S_MAX))
+        except (ProcessEnded, msgspec.MsgspecError) as error:
+            log.warning("a decoder was ended by a file of %d bytes: %s", len(file), error)
+            await process.close()
+            raise invalid(f"file {at} crashes its decoder, or takes more than {_limits()}: send another") from None
+        except BaseException:  # its answer would be taken for that of the next file
+            await process.close()
+            raise
+        self._free.append(process)
         return answer
 
     async def _process(self) -> ConfinedProcess:

@@ -4,6 +4,7 @@ Shapes are those that a client sees: when a version batches, dimension 0 is -1 (
 A version may answer a label and a score in place of a number for each class:
 scores [..., classes] ─> softmax: label and score [...], of the best class
                       ─> sigmoid: label and score [..., classes up to ANSWERED_MAX], the best class first
+                      ─> with top: label and score [..., top], the best class first
 """
 
 from __future__ import annotations
@@ -107,6 +108,14 @@ class Classes(BaseModel):
         description="softmax: one class holds, and the best is answered; sigmoid: each class may hold, and the best "
         f"{ANSWERED_MAX} are."
     )
+    top: int | None = Field(
+        None, ge=1, le=ANSWERED_MAX, description="How many classes are answered, the best first, whichever `scores` is."
+    )
+
+    @property
+    def answered(self) -> int | None:
+        """How many classes are answered at most; None: the best one, without a dimension for it."""
+        return self.top if self.top is not None or self.scores == "softmax" else ANSWERED_MAX
 
 
 def answered(signature: Signature, classes: Classes | None) -> Signature:
@@ -117,8 +126,8 @@ def answered(signature: Signature, classes: Classes | None) -> Signature:
     for spec in signature.outputs:
         if spec.name == classes.output:
             shape = spec.shape[:-1]
-            if classes.scores == "sigmoid":
-                shape = (*shape, min(spec.shape[-1], ANSWERED_MAX))
+            if classes.answered is not None:
+                shape = (*shape, min(spec.shape[-1], classes.answered))
             outputs.append(TensorSpec(name=LABEL, datatype=BYTES, shape=shape))
             outputs.append(TensorSpec(name=SCORE, datatype="FP32", shape=shape))
             spec = spec.model_copy(update={"on_request": True})

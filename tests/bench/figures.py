@@ -26,6 +26,7 @@ from tests.bench.endless import measure_endless
 from tests.bench.errors import LoadError
 from tests.bench.graphs import graph_rows
 from tests.bench.hot_path import hot_path
+from tests.bench.images import image_rows
 from tests.bench.load import Load, binary_payload, measure
 from tests.bench.loads import LOADS_BACK, measure_loads
 from tests.bench.many import COLD_MODELS, HOT, THOUSAND, measure_cold, measure_thousand
@@ -404,6 +405,7 @@ def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
             grpc_rows(folder, rounds, seconds, say),
             graph_rows(folder, rounds, seconds, say),
             large_rows(folder, rounds, seconds, say, cores),
+            image_rows(folder, rounds, seconds, say),
             storm(folder, say),
             endless(folder, say),
             loads(folder, say),

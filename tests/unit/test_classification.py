@@ -73,13 +73,13 @@ def test_what_has_no_order_is_refused(datatype: str) -> None:
     assert caught.value.code is Code.INVALID
 
 
-def labelled(scores, labels, rows=None, *, kind="softmax", batching=True, datatype="FP32"):
+def labelled(scores, labels, rows=None, *, kind="softmax", batching=True, datatype="FP32", top=None):
     shape = (-1, *scores.shape[1:]) if batching else scores.shape
     numbers = TensorSpec(name="n", datatype="INT64", shape=shape[:1])
     signature = Signature(
         inputs=(), outputs=(numbers, TensorSpec(name="logits", datatype=datatype, shape=shape)), batching=batching
     )
-    classes = Classes(output="logits", scores=kind)
+    classes = Classes(output="logits", scores=kind, top=top)
     inner = scores.shape[1:] if batching else scores.shape
     columns = [Column("INT64", () if batching else shape[:1], np.arange(len(scores))), Column(datatype, inner, scores)]
     rows = rows or [len(scores)]
@@ -133,6 +133,18 @@ def test_many_labels_of_a_text_are_the_best_hundred() -> None:
     best = np.argsort(-scores, -1)[:, :100]
     assert label.array == [str(at).encode() for at in best.ravel()]
     np.testing.assert_allclose(score.array, 1 / (1 + np.exp(-np.take_along_axis(scores, best, -1))), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("top", [1, 2, 9])
+def test_the_best_of_the_classes_that_are_asked_for(kind: str, top: int) -> None:
+    scores = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
+    ((label, score),) = labelled(scores, list("abcde"), kind=kind, top=top)
+    best = np.argsort(-scores, -1)[:, :top]
+    assert label.shape == score.shape == (3, min(top, 5))
+    assert label.array == [b"abcde"[at : at + 1] for at in best.ravel()]
+    wanted = softmax(scores) if kind == "softmax" else 1 / (1 + np.exp(-scores))
+    np.testing.assert_allclose(score.array, np.take_along_axis(wanted, best, -1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP64"])
