@@ -12,6 +12,8 @@ import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -27,7 +29,7 @@ from millstream.gateway.scheduling.composed import composer_of
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import Code, Failure, invalid, not_found
-from millstream.services.ingest.importers import ImportOptions
+from millstream.services.ingest.importers import Importer, ImportOptions
 from millstream.services.ingest.layout import recognise
 from millstream.services.ingest.packing import parts_of, pieces
 from millstream.services.ingest.report import CheckedModel
@@ -39,6 +41,7 @@ from millstream.services.nearest_names import unknown_key
 from millstream.services.placement.pools import pools_text, unknown_pool
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.threads import in_storage_thread
+from millstream.services.settings import Settings
 from millstream.services.supervisor.pool_specs import parse_pools
 from millstream.services.wire.records import State
 
@@ -260,6 +263,37 @@ def check_right_to_code(allowed: str, imports: ImportOptions) -> None:
         )
 
 
+def check_right_to_serve_code(settings: Settings, importer: Importer) -> None:
+    """Raise Failure(FORBIDDEN) if the caller of the current task may not upload what workers run as code.
+
+    An operator may where no other machine reaches the server; elsewhere that is a decision of its own.
+    """
+    if not importer.runs_code or settings.import_code == "writers":
+        return
+    principal = CALLER.get()
+    if settings.import_code == "never":
+        why = "this installation takes no upload that is code (MILLSTREAM_IMPORT_CODE)"
+    elif principal is not None and principal.grants.code:
+        return
+    elif principal is not None and not principal.grants.admin:
+        why = f"{principal.label} lacks the scope 'models:code', which an upload of {importer.name} needs"
+    elif _is_of_this_machine(settings.host):
+        return
+    else:
+        why = (
+            f"other machines reach this server, so an upload of {importer.name} needs a key with the scope "
+            "'models:code': millstream keys create NAME --scope models:write --scope models:code"
+        )
+    raise Failure(Code.FORBIDDEN, why)
+
+
+def _is_of_this_machine(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Published:
     """Publish `body` as a version, and activate it if asked to. When this returns, the catalog has the version.
 
@@ -303,6 +337,7 @@ async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Pu
         incoming.url = upload.url
         incoming.owner = owner_name()
         incoming.admit = admit
+        incoming.take = partial(check_right_to_serve_code, deps.settings)
         incoming.reusable = lambda manifest: (
             not _has_failed(deps, manifest) and is_current(deps.catalog.snapshot.models, manifest)
         )

@@ -1,8 +1,9 @@
 """What a key may do, and what a call needs: a row of the authorisation table. Pure.
 
 `infer:<glob>` runs and describes the models whose names match; `models:read:<glob>` reads all about them;
-`models:write:<glob>` changes them, and reads; `models:read` and `models:write` are for all models. `metrics`;
-`shared-memory` registers shared memory, and uses what the same key registered; `admin` does everything.
+`models:write:<glob>` changes them, and reads; `models:read` and `models:write` are for all models. `models:code`
+uploads what workers run as code, where `models:write` allows the upload. `metrics`; `shared-memory` registers shared
+memory, and uses what the same key registered; `admin` does everything.
 
 A row is beside its route or method, in an Adapter (gateway/http/adapter.py) or in a GrpcService
 (gateway/grpc/methods/service.py). A route without a row is refused; no method is without one.
@@ -21,11 +22,13 @@ from typing import Any, NamedTuple
 from millstream.services.errors import invalid
 from millstream.services.model.names import NAME_CHARACTERS_MAX
 
-SCOPES = ("infer:<glob>", "models:read:<glob>", "models:write:<glob>", "metrics", "shared-memory", "admin")
+SCOPES = (
+    *("infer:<glob>", "models:read:<glob>", "models:write:<glob>", "models:code", "metrics", "shared-memory", "admin"),
+)
 _INFER, _READ, _WRITE = "infer:", "models:read:", "models:write:"
 #: scopes of one word that mean all models
 _ALL = {"models:read": f"{_READ}*", "models:write": f"{_WRITE}*"}
-_PLAIN = frozenset({"metrics", "shared-memory", "admin"})
+_PLAIN = frozenset({"models:code", "metrics", "shared-memory", "admin"})
 #: characters of a glob, which bounds the time of a match
 GLOB_CHARACTERS_MAX = 128
 _GLOB = re.compile(r"[A-Za-z0-9._\-*?]+")
@@ -57,6 +60,7 @@ class Grants:
     metrics: bool = False
     memory: bool = False
     admin: bool = False
+    code: bool = False
 
     def infers(self, model: str) -> bool:
         """Whether it may run `model`."""
@@ -118,6 +122,7 @@ def grants_of(scopes: Iterable[str]) -> Grants:
         metrics="metrics" in checked,
         memory="shared-memory" in checked,
         admin="admin" in checked,
+        code="models:code" in checked,
     )
 
 

@@ -89,9 +89,11 @@ class Importer:
         name: the framework's name, for people: "scikit-learn".
         described: its folders describe themselves, and may have an ONNX file at their top.
         marks: names of files at the top of its folders.
+        runs_code: workers run what was uploaded as code, for which its uploader needs the right.
     """
 
     name: str
+    runs_code = False
     described = False
     marks: frozenset[str] = frozenset()
 

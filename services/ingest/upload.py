@@ -20,7 +20,7 @@ from typing import IO, NamedTuple, Self
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.archive import keep_only
 from millstream.services.ingest.check_process import check, check_slot, examine
-from millstream.services.ingest.importers import LABELS, SOURCE, ImportOptions, importers, read_inputs
+from millstream.services.ingest.importers import LABELS, SOURCE, Importer, ImportOptions, importers, read_inputs
 from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask, Converted
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.names import check_name, check_version
@@ -65,9 +65,9 @@ class ModelUpload:
     """An upload while its bytes arrive. Use with `async with`: leaving the block without `publish` removes all files.
 
     `config`, `options` for its import, `url`, from which it comes, `owner` of a new model, `admit`, which refuses a
-    version by its bytes, and `reusable`, which says whether a version may stand for an upload of the same bytes, may be
-    replaced until `publish`. Entering the block raises Failure: INVALID (bad model name or version number), CONFLICT
-    (the version exists, and its digest is not the expected one).
+    version by its bytes, `take`, which refuses the models of an importer, and `reusable`, which says whether a version
+    may stand for an upload of the same bytes, may be replaced until `publish`. Entering the block raises Failure:
+    INVALID (bad model name or version number), CONFLICT (the version exists, and its digest is not the expected one).
 
     Args:
         version: the version's number; None takes the next free one.
@@ -92,6 +92,7 @@ class ModelUpload:
         self.url: str | None = None
         self.owner = ""
         self.admit: Callable[[int], None] = lambda _: None
+        self.take: Callable[[Importer], None] = lambda _: None
         self.reusable: Callable[[Manifest], bool] = lambda _: True
         self._digest = _plain(digest)
         self._seen: Collection[int] = ()  # versions that were looked at and are not this upload

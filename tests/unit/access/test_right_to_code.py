@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.principal import CALLER, Principal
-from millstream.gateway.admin.upload import check_right_to_code
+from millstream.gateway.admin.upload import check_right_to_code, check_right_to_serve_code
 from millstream.services.access.scopes import grants_of
 from millstream.services.errors import Code, Failure
-from millstream.services.ingest.importers import ImportOptions
+from millstream.services.ingest.importers import Importer, ImportOptions
+from millstream.services.settings import Settings
 
 NOTHING = ImportOptions()
 ASKED = [
@@ -55,6 +57,47 @@ def test_the_right_is_that_of_the_setting(setting: str, caller: Principal | None
         CALLER.reset(token)
     assert refused.value.code is Code.FORBIDDEN
     assert "MILLSTREAM_IMPORT_CODE" in refused.value.message
+
+
+class Functions(Importer):
+    name = "Python"
+    runs_code = True
+
+
+CODER = principal("models:write", "models:code")
+HERE, EVERYWHERE = "127.0.0.1", "0.0.0.0"
+#: (setting, address of the listener, caller) -> what a refusal says; None: it may
+SERVES = {
+    ("admin", HERE, ADMIN): None,
+    ("admin", HERE, None): None,
+    ("admin", "localhost", ADMIN): None,
+    ("admin", HERE, CODER): None,
+    ("admin", EVERYWHERE, CODER): None,
+    ("admin", HERE, WRITER): "key k (n) lacks the scope 'models:code', which an upload of Python needs",
+    ("admin", EVERYWHERE, WRITER): "lacks the scope 'models:code'",
+    ("admin", EVERYWHERE, ADMIN): "millstream keys create NAME --scope models:write --scope models:code",
+    ("admin", "::", None): "millstream keys create NAME --scope models:write --scope models:code",
+    ("writers", EVERYWHERE, WRITER): None,
+    ("never", HERE, ADMIN): "(MILLSTREAM_IMPORT_CODE)",
+    ("never", HERE, CODER): "(MILLSTREAM_IMPORT_CODE)",
+}
+
+
+@pytest.mark.parametrize(("setting", "host", "caller"), SERVES)
+def test_what_workers_run_as_code_needs_a_right_of_its_own(setting: str, host: str, caller: Principal | None) -> None:
+    settings = Settings.model_validate({"import_code": setting, "host": host})
+    why = SERVES[setting, host, caller]
+    token = CALLER.set(caller)
+    try:
+        check_right_to_serve_code(settings, Importer())
+        if why is None:
+            check_right_to_serve_code(settings, Functions())
+            return
+        with pytest.raises(Failure, match=re.escape(why)) as refused:
+            check_right_to_serve_code(settings, Functions())
+    finally:
+        CALLER.reset(token)
+    assert refused.value.code is Code.FORBIDDEN
 
 
 def test_every_option_that_allows_something_is_asked_about() -> None:
