@@ -67,6 +67,7 @@ class Reconciler:
     def stop(self) -> None:
         """Begin no further load. A load in progress that cannot be ended ends with the process."""
         self._stopping.set()
+        self._models.lost.set()
         self._loads.stop()
 
     def _run(self) -> None:
@@ -98,7 +99,8 @@ class Reconciler:
             # Among thousands of versions a look takes long: it takes at most a quarter of the time.
             busy_check_s = min(CHECK_S, max(BUSY_CHECK_S, 3 * (now - began)))
             idle_check_s = CHECK_S if now < busy_until + IDLE_AFTER_S else IDLE_CHECK_S
-            self._stopping.wait(busy_check_s if now < busy_until else idle_check_s)
+            self._models.lost.wait(busy_check_s if now < busy_until else idle_check_s)
+            self._models.lost.clear()
 
     def sync(self, token: str) -> None:
         """Request the loads that are missing and unload what was removed, as the repository is now.
@@ -134,7 +136,7 @@ def unload_lost(models: LoadedModels, unloads: Unloads, loads: VersionLoads) -> 
     Raises Failure(UNAVAILABLE) without Redis.
     """
     for model in models.all().values():
-        reason = model.instance.lost if model.state is State.READY and model.instance is not None else ""
+        reason = model.lost if model.state is State.READY else ""
         if reason:
             manifest = model.manifest
             log.warning(

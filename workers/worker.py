@@ -20,7 +20,7 @@ from millstream.services.process.waits import Backoff
 from millstream.services.queue.pipeline import RedisClock
 from millstream.services.queue.reply_links import RECEIPT_S_MAX
 from millstream.services.wire.batch import AGAIN, ENDLESS
-from millstream.workers.backends.base import Terminated
+from millstream.workers.backends.base import InstanceEnded, Terminated
 from millstream.workers.batches.consumer import ATTACHED, Consumer, Finished
 from millstream.workers.batches.direct_work import AGAIN_S
 from millstream.workers.batches.lease import Lease, RunCost
@@ -45,6 +45,7 @@ SHARED_S = 1.0  # how long after a change of lanes several lanes count as active
 RECEIPT_WAIT_S = 0.001
 UNSETTLED_WAIT_S = 0.05  # longest wait for work while a receipt is missing
 REDIS_LOOK_S = 0.001  # between two looks for an answer of Redis while batches come directly
+LOST_LOOK_S, LOST_WAIT_S_MAX = 0.002, 0.1  # for the lane of an instance that was lost to be released
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
 _NO_SIGNATURE = Signature(inputs=(), outputs=(), batching=False)
@@ -293,6 +294,8 @@ class Worker:
             return _left([self._refuse(lease, "the version is no longer loaded in this worker") for lease in group])
         if self._refused and (why := self._why_refuse(group[0])):
             return _left([self._refuse(lease, why) for lease in group])
+        if model.lost:
+            return self._hand_back(group, model.lost)
         shared = len(group) > 1 or len(group[0].header.rows) > 1
         sampled = (shared or model.variant) and self._live_check.due(group[0].lane, model)
         on_run: OnRun | None = partial(self._live_check.keep, model) if sampled else None
@@ -304,8 +307,8 @@ class Worker:
             model.calls.add(guarded.began)
         try:
             runs = run(group, model, self._segments, self._clock, self._memory, guarded, on_run)
-        except Terminated:
-            return self._answer_terminated(guarded)
+        except Terminated as terminated:
+            return self._answer_terminated(guarded, terminated)
         finally:
             with self._ending:
                 guarded.over = True
@@ -329,8 +332,10 @@ class Worker:
                 lease.gate.leave()
         self._leased[:] = [lease for lease in self._leased if direct_only and lease.link is None]
 
-    def _answer_terminated(self, guarded: Guarded) -> list[Finished]:
+    def _answer_terminated(self, guarded: Guarded, terminated: Terminated | None = None) -> list[Finished]:
         """Return the replies for a terminated run: several requests are to be tried alone, a single one fails."""
+        if isinstance(terminated, InstanceEnded):
+            guarded.instance_ended(terminated.message, self._clock.now_ms())
         group = guarded.group
         model = self._models.get(group[0].lane)
         if model is not None:
@@ -376,9 +381,17 @@ class Worker:
             else (f"a run of the version had to be ended, for which others waited: it is refused for {left_s:.1f} s")
         )
 
-    def _refuse(self, lease: Lease, why: str) -> Finished | None:
+    def _hand_back(self, group: Sequence[Lease], why: str) -> list[Finished]:
+        """Have the requests put again that came for a lost instance, once the worker holds its lane no longer."""
+        self._models.lost.set()
+        until = time.monotonic() + LOST_WAIT_S_MAX
+        while self._models.get(group[0].lane) is not None and time.monotonic() < until:
+            time.sleep(LOST_LOOK_S)
+        return _left([self._refuse(lease, why, AGAIN) for lease in group])
+
+    def _refuse(self, lease: Lease, why: str, code: str = Code.UNAVAILABLE) -> Finished | None:
         for position in list(lease.live_requests):
-            lease.fail(position, Code.UNAVAILABLE, why)
+            lease.fail(position, code, why)
         cost = RunCost(self._clock.now_ms(), 0.0, 0.0, 0.0, 0, [])
         return self._fail(lease, cost)
 

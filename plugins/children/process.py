@@ -100,6 +100,7 @@ class InstanceProcess:
 
     Attributes:
         ended: why it can run no longer; empty: it can.
+        closed: whether nothing is held for it any longer.
         lines: the last lines that it printed.
     """
 
@@ -119,7 +120,7 @@ class InstanceProcess:
         self._running = False
         self._terminated_at = 0.0  # monotonic; of the last run; 0: it was not to end
         self._killing = threading.Lock()
-        self._closed = False
+        self.closed = False
         self.gone = threading.Event()
         try:
             self._process = subprocess.Popen(
@@ -241,9 +242,9 @@ class InstanceProcess:
         self.kill("it was unloaded")
         self.gone.wait(_END_S)
         with self._killing:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed = True
+            self.closed = True
         self._release()
 
     def _release(self) -> None:
@@ -323,6 +324,7 @@ class InstanceProcesses:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         self._watched: dict[int, _Reading] = {}  # by descriptor of the process
+        self._started: list[InstanceProcess] = []  # without those that were closed before the last one was started
         self._closing = False
         self._thread = threading.Thread(target=self._watch, name="instances", daemon=True)
         self._thread.start()
@@ -335,8 +337,8 @@ class InstanceProcesses:
 
     def close(self) -> None:
         """End all processes and the thread."""
-        for reading in list(self._watched.values()):
-            reading.child.close()
+        for child in self._started:
+            child.close()
         self._closing = True
         self._do(lambda: None)
         self._thread.join()
@@ -355,6 +357,7 @@ class InstanceProcesses:
         except BaseException as error:
             started.set_exception(error)
             return
+        self._started = [*(one for one in self._started if not one.closed), child]
         self._watched[descriptor] = reading = _Reading(child)
         self._selector.register(descriptor, selectors.EVENT_READ, descriptor)
         self._selector.register(child.output, selectors.EVENT_READ, reading)

@@ -16,7 +16,7 @@ from millstream.plugins.children.process import EndedError, InstanceProcess, Run
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.process.process_memory import memory_use
-from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
+from millstream.workers.backends.base import Array, InstanceEnded, OutOfMemory, Stop, Terminated
 from millstream.workers.backends.engine_parts import CheckedInputs, check_not_ended
 
 #: where neither the worker nor the machine limits the memory of a process
@@ -83,7 +83,7 @@ class ChildInstance:
         except EndedError as error:
             if child.terminated:
                 raise Terminated from error
-            raise Failure(Code.MODEL, f"{self._title}: {error}") from error
+            raise InstanceEnded(f"{self._title}: {error}") from error
 
     def _failure(self, error: RunError) -> Failure:
         if error.kind == TERMINATED:

@@ -62,6 +62,14 @@ class Terminated(Failure):
         super().__init__(Code.MODEL, "the run was terminated")
 
 
+class InstanceEnded(Terminated):
+    """The process of an instance ended in a run, which nobody asked for: one of its requests may be the cause."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.message = reason
+
+
 class Stop:
     """Lets another thread request the early end of a load or warm-up."""
 
@@ -93,7 +101,8 @@ class Instance(Protocol):
         """Run once on inputs by name; BF16 is uint16, BYTES are object arrays of `bytes`.
 
         Returns all outputs in the signature's order, with the same conventions. Raises Failure(MODEL) with the
-        library's own message when the model fails on these inputs, OutOfMemory when there is no memory for them.
+        library's own message when the model fails on these inputs, OutOfMemory when there is no memory for them,
+        InstanceEnded if the instance runs elsewhere and is `lost` since.
         """
 
     def terminate(self) -> None:

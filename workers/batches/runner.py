@@ -18,7 +18,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.process.process_memory import trim
 from millstream.services.queue.pipeline import RedisClock
 from millstream.services.segments.segment import Segments
-from millstream.workers.backends.base import Array, OutOfMemory, Terminated, check_outputs
+from millstream.workers.backends.base import Array, InstanceEnded, OutOfMemory, Terminated, check_outputs
 from millstream.workers.batches.lease import Inputs, Lease, RunCost, fail_outside, input_arrays
 from millstream.workers.batches.watchdog import Guarded
 from millstream.workers.metrics import WorkerMetrics
@@ -214,8 +214,8 @@ class _Runner:
         try:
             try:
                 outputs = list(model.instance.run(inputs))
-            except Terminated:
-                if self._guarded is not None and self._guarded.error:
+            except Terminated as terminated:
+                if isinstance(terminated, InstanceEnded) or (self._guarded is not None and self._guarded.error):
                     raise
                 # The previous run was to be terminated, but had ended before the request.
                 outputs = list(model.instance.run(inputs))

@@ -116,6 +116,12 @@ class Guarded:
         # One of several requests may use up the time of all: they are terminated while there is time to try each alone.
         self.until = until if self.alone else min(until, self.began + self.suspicious_s)
 
+    def instance_ended(self, reason: str, now_ms: float) -> None:
+        """Let the request of the run fail with the reason, unless the run was to end for another one."""
+        if not self.until:  # the watchdog has not looked yet
+            self.compute_limits(float("inf"), now_ms)
+        self.error = self.error or (Code.MODEL, reason)
+
     def why_end(self, now: float) -> tuple[Code, str] | None:
         """Return the error code and message for the request of a run whose time is over; None: it may go on.
 

@@ -148,6 +148,11 @@ class LoadedModel:
         """The limit of rows when batches are merged into one run."""
         return 1 if self.alone else min(self.rows_max, self.rows_efficient)
 
+    @property
+    def lost(self) -> str:
+        """Why its instance cannot run any longer; empty: it can, or there is none."""
+        return self.instance.lost if self.instance is not None else ""
+
     def run_s(self, rows: int) -> float:
         """Return the seconds of a run as measured with this or the next larger number of rows; 0: not measured."""
         larger = [seconds for measured, seconds in self.measured.items() if measured >= rows]
@@ -238,6 +243,7 @@ class LoadedModels:
         self.usage = usage or UsageLog()
         self._offset_s = offset_s
         self._models: dict[str, LoadedModel] = {}
+        self.lost = threading.Event()  # set when a run found that its instance is lost, for the reconciler
         self._changing = threading.Lock()
         self._records: dict[str, _Published] = {}
         #: Locked while lanes are added to Redis or removed from it: no lane is added that was just removed.

@@ -201,6 +201,9 @@ class Unloads:
         """Wait until the lane's batches are run, then remove the lane. Gateways stop sending when the state changes."""
         self._models.move(content_id, State.DRAINING)
         until = time.monotonic() + DRAIN_S_MAX
+        model = self._models.get(content_id)
+        if model is not None and model.lost:
+            until = 0.0  # it can run nothing: what waits is for other workers, and for its next load
         while consumer.pending(content_id) and time.monotonic() < until and not self._stopping.wait(0.02):
             continue
         with self._models.changing_lanes:
