@@ -23,6 +23,7 @@ class FunctionDocument(BaseModel):
 
     Args:
         file: that is imported, below the version's folder.
+        lock: of its environment, below the version's folder; empty: it has that of the server.
         kinds: of the elements of inputs and outputs, by name: "text", "json", "image", "bytes", "numbers".
         trial: inputs of one row that ran; None: no generated input runs.
     """
@@ -30,6 +31,7 @@ class FunctionDocument(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     file: PathBelow
+    lock: str = Field("", max_length=100)
     signature: Signature
     kinds: dict[str, str] = {}
     batching: Batching = Batching()

@@ -31,6 +31,7 @@ class FunctionImporter(Importer):
 
     name = NAME
     described = True
+    runs_code = True
     marks = frozenset({_MAIN})
 
     def recognises(self, source: Source) -> bool:

@@ -20,7 +20,7 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
     served = str(path.relative_to(task.folder))
     return CheckedModel(
         served=served,
-        files=(served, document.file),
+        files=(served, document.file, *([document.lock] if document.lock else [])),
         sources=(document.file,),
         signature=document.signature,
         opset=0,

@@ -4,6 +4,7 @@ from millstream.services.plugin.plugin import Backend, Format, Plugin
 
 PLUGIN = Plugin(
     name="functions",
+    extras={"functions": ("uv",)},
     backends=(Backend(name="python", factory="millstream.plugins.functions.worker:Python", beside=True),),
     formats=(
         Format(

@@ -6,7 +6,6 @@ start ─> its hints as a Signature ─> one row of generated inputs ─> rows a
 from __future__ import annotations
 
 import platform
-import sys
 import threading
 from collections.abc import Mapping
 from functools import partial
@@ -19,6 +18,7 @@ from pydantic import ValidationError
 from millstream.plugins.children.arrays import Array, to_array, to_tensor
 from millstream.plugins.children.process import EndedError, InstanceProcess, InstanceProcesses, RunError
 from millstream.plugins.functions.document import DOCUMENT, FORMAT, FunctionDocument, program_of
+from millstream.plugins.functions.function_packages import lock, python_of
 from millstream.plugins.functions.importer import NAME
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.importers import SOURCE
@@ -60,11 +60,13 @@ class _Deadline:
 
 def _tried(children: InstanceProcesses, folder: Path, path: Path, settings: Settings, deadline: _Deadline) -> Converted:
     file = str(path.relative_to(folder))
+    lock_name = lock(folder, path, settings.home, settings.import_s_max)
+    python = python_of(folder, lock_name, path.parent, settings.home, settings.import_s_max)
     program = program_of(
         folder / SOURCE,
         str(path.relative_to(folder / SOURCE)),
         f"check of {path.name}",
-        python=sys.executable,
+        python=python,
         memory_bytes_max=settings.check_memory_bytes_max,
         threads=1,
         unconfined=settings.unconfined_imports == "accept",
@@ -76,7 +78,7 @@ def _tried(children: InstanceProcesses, folder: Path, path: Path, settings: Sett
     timer = _timer(child, deadline.seconds_max)
     try:
         said = child.load()
-        document = _document(child, file, said)
+        document = _document(child, file, said).model_copy(update={"lock": lock_name})
     except (RunError, EndedError) as error:
         raise invalid(one_line(str(error))) from error
     except (ValidationError, KeyError, TypeError) as error:
@@ -90,7 +92,7 @@ def _tried(children: InstanceProcesses, folder: Path, path: Path, settings: Sett
     return Converted(
         served=DOCUMENT,
         source_format=FORMAT,
-        files=tuple(str(one.relative_to(folder)) for one in below),
+        files=(*(str(one.relative_to(folder)) for one in below), *([lock_name] if lock_name else [])),
         samples=(),
         importer=NAME,
         producer=document.producer,

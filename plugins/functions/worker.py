@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,11 +10,15 @@ from typing import ClassVar
 from millstream.plugins.children.process import InstanceProcesses
 from millstream.plugins.children.worker import ChildInstance, memory_bytes_max
 from millstream.plugins.functions.document import FORMAT, program_of, read_document
+from millstream.plugins.functions.function_packages import python_of
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.services.settings import read_settings
 from millstream.workers.backends.base import NO_OPTIONS, Instance, Options, Stop, check_options
 from millstream.workers.backends.engine_parts import CpuBackend, check_cpu, check_not_ended
+
+#: to install the packages of a function where they are not: its upload installs them on its own machine
+BUILD_S_MAX = 600.0
 
 
 class Python(CpuBackend):
@@ -28,6 +31,7 @@ class Python(CpuBackend):
 
     def __init__(self, home: Path | None = None) -> None:
         super().__init__(home)
+        self._home = home
         self._children: InstanceProcesses | None = None
 
     def prepare(self, device: str) -> None:
@@ -58,11 +62,14 @@ class Python(CpuBackend):
         except ValueError as error:
             raise Failure(Code.MODEL, f"the function cannot be loaded: {path.name} describes none") from error
         folder = path.parents[1]
+        beside = (folder / document.file).parent
+        python = python_of(folder, document.lock, beside, self._home or read_settings().home, BUILD_S_MAX)
+        check_not_ended(stop)
         program = program_of(
             folder,
             document.file,
             f"{folder.parent.name}:{folder.name}",
-            python=sys.executable,
+            python=python,
             memory_bytes_max=memory_bytes_max(),
             threads=threads,
             unconfined=read_settings().unconfined_imports == "accept",

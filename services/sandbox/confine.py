@@ -155,6 +155,7 @@ def confine(
     *,
     limits: Limits | None = None,
     accelerator: bool = False,
+    installs: bool = False,
 ) -> Layers:
     """Restrict this process for good: no network, only the given files, no new processes but of `programs`.
 
@@ -169,6 +170,7 @@ def confine(
         limits: what it may take; None: what this process may.
         accelerator: whether it uses one: its driver's files may be used, and its calls are its own, so that there is no
             filter of calls.
+        installs: whether it installs packages: it reaches the network, and only its files are restricted, by Landlock.
 
     Returns:
         The layers that are active now.
@@ -185,13 +187,15 @@ def confine(
     writes = [*writes, Path("/dev/null")]
     started = [*programs, *_LOADERS] if programs else []
     # The second wall is for kernels without the first one: it takes a process more, and some milliseconds.
-    apart = not (accelerator or landlock.abi()) and namespaces.enter(
+    apart = not (accelerator or installs or landlock.abi()) and namespaces.enter(
         [*reads, *started, *(_PROGRAMS if started else ())], writes
     )
     libc = c_library()
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
     _drop_capabilities(libc)
+    if installs:
+        return Layers(landlock.restrict(reads, writes, started, installs=True), False, False)
     if accelerator:
         return Layers(landlock.restrict([*reads, *_DRIVERS], writes, started, (Path("/dev"),)), False, False)
     return Layers(landlock.restrict(reads, writes, started), apart, seccomp.install(programs=bool(programs)))

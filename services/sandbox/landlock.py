@@ -20,7 +20,7 @@ _GET_VERSION = 1
 _PATH_BENEATH = 1
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_DIR, _REMOVE_FILE = (1 << bit for bit in range(6))
-_MAKE_DIR, _MAKE_REG = 1 << 7, 1 << 8
+_MAKE_DIR, _MAKE_REG, _MAKE_SYM = 1 << 7, 1 << 8, 1 << 12
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 #: file rights by the first ABI that supports them: a handled right is denied unless a rule allows it
 _HANDLED_FILES = {1: (1 << 13) - 1, 2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
@@ -54,11 +54,17 @@ def abi() -> int:
 
 
 def restrict(
-    reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[Path] = (), devices: Iterable[Path] = ()
+    reads: Iterable[Path],
+    writes: Iterable[Path],
+    programs: Iterable[Path] = (),
+    devices: Iterable[Path] = (),
+    *,
+    installs: bool = False,
 ) -> int:
     """Restrict this thread, and the threads and processes it starts, to reading `reads` and changing `writes`.
 
     `programs` may be executed. A program's own interpreter (ld.so) must be among them. `devices` may be controlled.
+    `installs`: it may connect to other machines, and make symbolic links.
 
     Paths that do not exist are skipped. The process must have set no_new_privs. Returns the active ABI version; 0 if
     the kernel has no Landlock and nothing changed. Raises OSError.
@@ -67,9 +73,10 @@ def restrict(
     if not version:
         return 0
     handled = sum(rights for since, rights in _HANDLED_FILES.items() if since <= version)
-    ruleset = _create(version, handled)
+    ruleset = _create(version, handled, network=not installs)
+    written = _WRITE | _MAKE_SYM if installs else _WRITE
     try:
-        for paths, rights in ((reads, _READ), (writes, _WRITE), (programs, _READ | _EXECUTE), (devices, _DEVICE)):
+        for paths, rights in ((reads, _READ), (writes, written), (programs, _READ | _EXECUTE), (devices, _DEVICE)):
             for path in paths:
                 _allow(ruleset, path, rights & handled)
         if c_library().syscall(_RESTRICT_SELF, ruleset, 0):
@@ -79,9 +86,11 @@ def restrict(
     return version
 
 
-def _create(version: int, handled: int) -> int:
+def _create(version: int, handled: int, *, network: bool) -> int:
     attributes = _Ruleset(
-        handled, _HANDLED_TCP if version >= _TCP_ABI else 0, _HANDLED_SCOPES if version >= _SCOPES_ABI else 0
+        handled,
+        _HANDLED_TCP if network and version >= _TCP_ABI else 0,
+        _HANDLED_SCOPES if version >= _SCOPES_ABI else 0,
     )
     size = 8 if version < _TCP_ABI else 16 if version < _SCOPES_ABI else 24
     ruleset: int = c_library().syscall(_CREATE_RULESET, ctypes.byref(attributes), size, 0)

@@ -1,0 +1,188 @@
+"""The environment of a function: what it declares, resolved at its upload, and built once for each lock.
+
+PEP 723 in the file │ requirements.txt │ pyproject.toml, uv.lock ─> uv: the lock, which its version keeps
+lock, interpreter ─> key ─> HOME/environments/KEY, shared by all that have the same; built where it is missing
+uv installs wheels alone: nothing of a package runs while an environment is built. It runs in a process that may write
+to that folder and to uv's cache alone. Without a declaration a function has the packages of the server.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import re
+import shutil
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from millstream.services.environment import library_environment, variables_of
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.sandbox.child import ChildProcess
+from millstream.services.sandbox.group_watch import FolderWatch, GroupWatch
+
+#: below the folder of a version
+LOCK = "imported/requirements.txt"
+ENVIRONMENTS = "environments"  # below the home
+_BUILDER = "millstream.plugins.functions.package_installer"
+_REQUIREMENTS, _PROJECT, _UV_LOCK, _WHEELS = "requirements.txt", "pyproject.toml", "uv.lock", "wheels"
+_SCRIPT = re.compile(r"^# /// script[ \t]*\n(?P<content>(?:#(?: .*)?\n)+?)# ///[ \t]*$", re.MULTILINE)
+#: a name with extras, versions and a marker: no paths and addresses, which would reach what only the server reaches
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\s*\[[A-Za-z0-9._, -]*\])?\s*([<>=!~][^;@#]*)?(;.*)?")
+_HASH = re.compile(r"\s+--hash=sha256:[0-9a-f]{64}|\s*\\$|\s+#.*$")
+_BYTES_MAX, _MEMORY_BYTES_MAX = 20 << 30, 4 << 30
+_DOCUMENT_BYTES_MAX = 4 << 20
+_SHOWN_LINES = 6
+
+
+def declared(path: Path) -> list[str]:
+    """Return the requirements that PEP 723's block in a file declares. Raises Failure(INVALID)."""
+    found = _SCRIPT.search(path.read_text(encoding="utf-8", errors="replace"))
+    if found is None:
+        return []
+    content = "".join(line[2:] if line.startswith("# ") else line[1:] for line in found["content"].splitlines(True))
+    try:
+        document = tomllib.loads(content)
+    except tomllib.TOMLDecodeError as error:
+        raise invalid(f"{path.name}: the block '# /// script' is no TOML: {error}") from error
+    requirements = document.get("dependencies", [])
+    if not isinstance(requirements, list) or not all(isinstance(one, str) for one in requirements):
+        raise invalid(f"{path.name}: 'dependencies' of the block '# /// script' are a list of texts")
+    return requirements
+
+
+def check_requirements(lines: Iterable[str]) -> list[str]:
+    """Return requirements without comments. Raises Failure(INVALID) for options, paths and addresses."""
+    found = []
+    for line in lines:
+        text = _HASH.sub("", " " + line.partition(" #")[0].strip()).strip()
+        if not text or text.startswith("#"):
+            continue
+        if not _REQUIREMENT.fullmatch(text):
+            raise invalid(
+                f"the requirement {text[:80]!r} is not served: a name with extras, versions and a marker is, from the "
+                "index of the server, or from the folder 'wheels' beside the function"
+            )
+        found.append(text)
+    return found
+
+
+def lock(folder: Path, path: Path, home: Path, seconds_max: float) -> str:
+    """Resolve what a function declares into the file LOCK below `folder`, and return its name; "": nothing is declared.
+
+    Args:
+        folder: of the upload.
+        path: of the function.
+        home: of the installation.
+        seconds_max: that resolving may take.
+
+    Raises Failure(INVALID) with the end of what uv said.
+    """
+    target, beside = folder / LOCK, path.parent
+    inline = declared(path)
+    if inline:
+        source = folder / "imported" / "requirements.in"
+        source.parent.mkdir(exist_ok=True)
+        source.write_text("".join(f"{one}\n" for one in check_requirements(inline)))
+        arguments = ["pip", "compile", str(source)]
+    elif (beside / _REQUIREMENTS).is_file():
+        check_requirements(_lines(beside / _REQUIREMENTS))
+        arguments = ["pip", "compile", str(beside / _REQUIREMENTS)]
+    elif (beside / _PROJECT).is_file() and (beside / _UV_LOCK).is_file():
+        arguments = ["export", "--frozen", "--no-emit-project", "--no-dev", "--project", str(beside)]
+    elif (beside / _PROJECT).is_file():
+        arguments = ["pip", "compile", str(beside / _PROJECT)]
+    else:
+        return ""
+    target.parent.mkdir(exist_ok=True)
+    if arguments[0] == "pip":
+        arguments += ["--only-binary", ":all:", "--generate-hashes", "--no-header", "--no-annotate", *_index(beside)]
+        arguments += ["--python", sys.executable]
+    _run([*arguments, "--quiet", "--output-file", str(target)], home, (folder,), (target.parent,), seconds_max)
+    check_requirements(_lines(target))
+    return LOCK
+
+
+def python_of(folder: Path, lock_name: str, wheels: Path, home: Path, seconds_max: float) -> str:
+    """Return the interpreter of the environment of a lock, which is built if it is missing.
+
+    Args:
+        folder: of the version.
+        lock_name: the lock below it; empty: the server's own environment.
+        wheels: the folder that may have a folder of wheels.
+        home: of the installation.
+        seconds_max: that building may take.
+
+    Raises Failure(INVALID) with the end of what uv said.
+    """
+    if not lock_name:
+        return sys.executable
+    locked = folder / lock_name
+    environment = home / ENVIRONMENTS / key_of(locked.read_bytes())
+    environment.parent.mkdir(parents=True, exist_ok=True)
+    python = environment / "bin" / "python"
+    with (environment.parent / f"{environment.name}.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # another load may build it
+        if python.exists() and (environment / "complete").exists():
+            return str(python)
+        shutil.rmtree(environment, ignore_errors=True)
+        writes = (environment.parent,)
+        _run(["venv", "--quiet", "--python", sys.executable, str(environment)], home, (folder,), writes, seconds_max)
+        arguments = ["pip", "sync", "--quiet", "--python", str(python), "--only-binary", ":all:", "--require-hashes"]
+        _run([*arguments, *_index(wheels), str(locked)], home, (folder,), writes, seconds_max)
+        (environment / "complete").touch()
+    return str(python)
+
+
+def key_of(content: bytes) -> str:
+    """Return what identifies the environment of a lock, with this interpreter on this kind of machine."""
+    machine = f"{sys.implementation.cache_tag} {sysconfig.get_platform()} {sys.base_prefix}"
+    return hashlib.sha256(content + machine.encode()).hexdigest()[:20]
+
+
+def _lines(path: Path) -> list[str]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(_DOCUMENT_BYTES_MAX).splitlines()
+
+
+def _index(beside: Path) -> list[str]:
+    """Return the options by which uv finds packages: a folder of wheels beside the function is all that it looks at."""
+    wheels = beside / _WHEELS
+    return ["--no-index", "--find-links", str(wheels)] if wheels.is_dir() else []
+
+
+def _run(
+    arguments: Sequence[str], home: Path, reads: Sequence[Path], writes: Sequence[Path], seconds_max: float
+) -> None:
+    """Run uv, confined. Raises Failure: INVALID with the end of what it said, UNSUPPORTED if it is not installed."""
+    if find_spec("uv") is None:
+        raise Failure(
+            Code.UNSUPPORTED,
+            "the function declares packages, and uv, which installs them, is missing: pip install "
+            "'millstream[functions]' where the server runs",
+        )
+    cache = home / ENVIRONMENTS / "cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    variables = {**variables_of("UV_"), "UV_CACHE_DIR": str(cache), "UV_PYTHON_DOWNLOADS": "never", "HOME": str(cache)}
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "SSL_CERT_FILE"):
+        variables |= variables_of(name)
+    places = [",".join(map(str, (path.resolve() for path in paths))) for paths in (reads, (*writes, cache))]
+    written = FolderWatch(writes[0], _BYTES_MAX, "")
+
+    def watch_of(leader: int) -> GroupWatch:
+        return GroupWatch(leader, written, _MEMORY_BYTES_MAX, alone=False)
+
+    child = ChildProcess(
+        _BUILDER, *places, *arguments, environment=library_environment(variables), watch_of=watch_of, folder=reads[0]
+    )
+    try:
+        ended = child.run(b"", seconds_max)
+    except TimeoutError:
+        raise invalid(f"the function's packages could not be installed within {seconds_max:g} s") from None
+    if ended.exceeded or ended.status:
+        said = [line.strip() for line in ended.errors.decode(errors="replace").splitlines() if line.strip()]
+        why = ended.exceeded or "; ".join(said[-_SHOWN_LINES:]) or f"uv ended with status {ended.status}"
+        raise invalid(f"the function's packages cannot be installed: {why}")
