@@ -182,7 +182,7 @@ class FastInfer:
         else:
             trace, started, request_id = request.trace, request.arrival, request.request_id
         number: int = status.value[0]
-        takers = observer.takers(trace, started, ended, failed=number in FAILED_GRPC)
+        takers = observer.takers(trace, started, ended, failed=number in FAILED_GRPC, invalid=number > 1)
         if takers:
             finished = Finished(
                 "grpc",

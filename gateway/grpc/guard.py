@@ -205,7 +205,7 @@ class ObservedCalls:
             raise
         finally:
             ended = time.monotonic()
-            takers = self._observer.takers(trace, started, ended, failed=status in FAILED_GRPC)
+            takers = self._observer.takers(trace, started, ended, failed=status in FAILED_GRPC, invalid=status > 1)
             if takers:
                 finished = Finished(
                     "grpc",

@@ -51,6 +51,7 @@ class AccessLog:
 
     def __init__(self, write: Write, line: Callable[[Finished, float], str], registry: MetricsRegistry) -> None:
         self.wants = None  # it takes all
+        self.traces = False
         self._write = write
         self._line = line
         self._waiting: deque[Finished] = deque()

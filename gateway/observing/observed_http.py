@@ -60,9 +60,8 @@ class ObservedApp:
             status = status or CANCELLED_STATUS
             method = scope.get(METHOD, scope["method"])
             ended = monotonic()
-            takers = self._observer.takers(
-                trace, started, ended, failed=status in FAILED_HTTP, reads=method in {"GET", "HEAD"}
-            )
+            failed, reads = status in FAILED_HTTP, method in {"GET", "HEAD"}
+            takers = self._observer.takers(trace, started, ended, failed=failed, invalid=status >= 400, reads=reads)
             if takers:
                 client = scope.get("client")
                 finished = Finished(
@@ -106,7 +105,7 @@ class _Observed:
             ended = monotonic()
             started = cycle.submitted_at or ended
             trace = cycle.trace or cycle.headers.traceparent  # a refused request was not submitted
-            takers = self.observer.takers(trace, started, ended, failed=status in FAILED_HTTP)
+            takers = self.observer.takers(trace, started, ended, failed=status in FAILED_HTTP, invalid=status >= 400)
             if takers:
                 self._observe(takers, cycle, ticket, status, len(reply.body), ended)
         return status

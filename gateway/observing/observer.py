@@ -30,14 +30,17 @@ log = logging.getLogger("millstream.gateway")
 class Wants(Protocol):
     """Says whether a sink takes a finished call. It runs for each call, in the event loop."""
 
-    def __call__(self, trace: Trace, seconds: float, now: float, *, failed: bool, reads: bool) -> bool:
+    def __call__(
+        self, trace: Trace | None, seconds: float, now: float, *, failed: bool, invalid: bool, reads: bool
+    ) -> bool:
         """Return whether it takes a call.
 
         Args:
-            trace: that the call belongs to.
+            trace: that the call belongs to; not None for a sink that traces.
             seconds: how long it took.
             now: when it ended, in seconds on the monotonic clock.
             failed: whether the server failed, or refused because of overload.
+            invalid: whether its caller got it wrong.
             reads: whether it is a GET or HEAD.
         """
 
@@ -45,10 +48,12 @@ class Wants(Protocol):
 class CallSink(Protocol):
     """Takes finished calls, in the event loop.
 
-    `wants`: selects calls; None: it takes all. Where a sink selects, calls that belong to no trace begin one.
+    `wants`: selects calls; None: it takes all. `traces`: whether it takes only calls that belong to a trace; others
+    begin one.
     """
 
     wants: Wants | None
+    traces: bool
 
     def start(self) -> None:
         """Start its thread."""
@@ -82,6 +87,7 @@ class Observer:
         self._sinks = sinks
         self._takes_all: Takers = tuple(sink for sink in sinks if sink.wants is None)
         self._selects = tuple((sink.wants, sink) for sink in sinks if sink.wants is not None)
+        self._traces = any(sink.traces for _, sink in self._selects)
         self.active = bool(sinks)
         for switch in self._switches:
             switch(self.active)
@@ -101,9 +107,18 @@ class Observer:
 
     def trace(self, sent: bytes | None) -> Trace | None:
         """Return the trace that a call belongs to: that of its caller (`sent`), else a new one if traces are on."""
-        return getrandbits(128) or 1 if sent is None and self._selects else sent
+        return getrandbits(128) or 1 if sent is None and self._traces else sent
 
-    def takers(self, trace: Trace | None, started: float, ended: float, *, failed: bool, reads: bool = False) -> Takers:
+    def takers(
+        self,
+        trace: Trace | None,
+        started: float,
+        ended: float,
+        *,
+        failed: bool,
+        invalid: bool = False,
+        reads: bool = False,
+    ) -> Takers:
         """Return what takes a finished call: call `finish` for it unless there is nothing.
 
         Args:
@@ -111,13 +126,15 @@ class Observer:
             started: when the call was read, in seconds on the monotonic clock.
             ended: when its reply was written.
             failed: whether the server failed, or refused because of overload.
+            invalid: whether its caller got it wrong.
             reads: whether it is a GET or HEAD.
         """
         takers = self._takes_all
-        if trace is not None:
-            for wants, sink in self._selects:
-                if wants(trace, ended - started, ended, failed=failed, reads=reads):
-                    takers = (*takers, sink)
+        for wants, sink in self._selects:
+            if (trace is not None or not sink.traces) and wants(
+                trace, ended - started, ended, failed=failed, invalid=invalid, reads=reads
+            ):
+                takers = (*takers, sink)
         return takers
 
     @staticmethod

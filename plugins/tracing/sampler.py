@@ -56,7 +56,9 @@ class Sampler:
         self._second = 0
         self._selected = 0
 
-    def selected(self, trace: Trace, seconds: float, now: float, *, failed: bool, reads: bool) -> bool:
+    def selected(
+        self, trace: Trace | None, seconds: float, now: float, *, failed: bool, invalid: bool = False, reads: bool
+    ) -> bool:
         """Whether a request that took `seconds` until the instant `now` is traced. `reads`: it is a GET or HEAD.
 
         Of those that begin a trace the head selects no GET and HEAD: health checks and scrapes would be most of them.
@@ -65,7 +67,7 @@ class Sampler:
         if isinstance(trace, int):
             if trace % _IDS < self._ids_sampled and not reads:
                 return True
-        elif self._head.sampled(trace):
+        elif trace is not None and self._head.sampled(trace):
             return True
         if seconds < self._slow_s and not failed:
             return False

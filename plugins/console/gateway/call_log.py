@@ -25,6 +25,7 @@ from millstream.services.errors import Failure
 from millstream.services.process.cancellation import cancel_all
 from millstream.services.queue.limited_client import reaching_redis
 from millstream.services.queue.url import async_client
+from millstream.services.traceparent import Trace
 
 log = logging.getLogger("millstream.console")
 
@@ -38,7 +39,7 @@ IDLE_S, EXCHANGE_S = 15.0, 3.0  # between two looks at Redis, without and with s
 class CallLog:
     """Takes finished calls (gateway/observing/observer.py: CallSink), in the event loop. `gateway`: its name."""
 
-    wants: Wants | None = None
+    traces = False
 
     def __init__(self, gateway: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._gateway = gateway
@@ -47,6 +48,14 @@ class CallLog:
         self._invalid: deque[Finished] = deque(maxlen=KEPT_MAX)  # a caller of many wrong ones hides no failed one
         self._slowest: dict[int, list[tuple[float, int, Finished]]] = {}  # heaps, by number of the period
         self._count = 0  # orders calls that took equally long
+        self._slow_s, self._slow_until = 0.0, 0.0  # shorter calls are none of the slowest until then
+        self.wants: Wants | None = self._wanted
+
+    def _wanted(
+        self, trace: Trace | None, seconds: float, now: float, *, failed: bool, invalid: bool, reads: bool
+    ) -> bool:
+        """Whether a call may be one of those that are kept. It runs for each call, so it builds nothing."""
+        return seconds > self._slow_s or failed or (invalid and not reads) or now >= self._slow_until
 
     def start(self) -> None:
         """Do nothing: there is no thread."""
@@ -59,6 +68,7 @@ class CallLog:
         self._failed.clear()
         self._invalid.clear()
         self._slowest.clear()
+        self._slow_s, self._slow_until = 0.0, 0.0
 
     def add(self, request: Finished) -> None:
         """Take a call."""
@@ -80,6 +90,7 @@ class CallLog:
         heappush(heap, (request.ended - request.started, self._count, request))
         if len(heap) > KEPT_MAX:
             heappop(heap)
+            self._slow_s, self._slow_until = heap[0][0], (period + 1) * _PERIOD_S
 
     def document(self) -> dict[str, Any]:
         """Return the calls in JSON form."""

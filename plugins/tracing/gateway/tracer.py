@@ -44,6 +44,8 @@ class Tracer:
         wants: selects the requests.
     """
 
+    traces = True
+
     def __init__(
         self, exporter: SpanExporter, spans_of: SpansOf, registry: MetricsRegistry, wants: Wants | None = None
     ) -> None:

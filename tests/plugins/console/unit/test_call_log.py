@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from millstream.gateway.observing.finished import Finished, Run
+from millstream.gateway.observing.observer import Observer
 from millstream.plugins.console.gateway.call_log import KEPT_MAX, KEPT_S, CallLog, merged
 
 INFER = "/v2/models/{model}/infer"
@@ -27,8 +28,11 @@ def call(
 
 def recorded(*calls: Finished, now: float = 100.0) -> dict[str, Any]:
     log = CallLog("gateway-0", lambda: now)
+    observer = Observer([log])
     for one in calls:
-        log.add(one)
+        failed, invalid = one.failed, one.status >= (400 if one.protocol == "http" else 2)
+        for taker in observer.takers(None, one.started, one.ended, failed=failed, invalid=invalid):
+            taker.add(one)
     return log.document()
 
 
@@ -39,6 +43,24 @@ def test_the_slowest_and_the_failed_calls_are_kept_and_no_others() -> None:
     assert [one["seconds"] for one in found["slowest"][:2]] == [13, 3]
     assert len(found["slowest"]) == KEPT_MAX
     assert [one["status"] for one in found["failed"]] == [503, 13, 400]
+
+
+def test_a_call_that_is_not_among_the_slowest_is_not_built() -> None:
+    log = CallLog("gateway-0")
+    observer = Observer([log])
+
+    def takes(seconds: float, ended: float = 100.0, *, failed: bool = False, invalid: bool = False) -> bool:
+        return bool(observer.takers(None, ended - seconds, ended, failed=failed, invalid=invalid))
+
+    for number in range(KEPT_MAX + 1):
+        assert takes(1 + number)
+        log.add(call(1 + number))
+    assert not takes(1.5)
+    assert takes(2.5)
+    assert takes(0.1, failed=True)
+    assert takes(0.1, invalid=True)
+    assert takes(0.1, ended=200.0), "the slowest of the next minute are others"
+    assert observer.trace(None) is None, "what takes calls without a trace begins none"
 
 
 def test_wrong_calls_hide_no_failed_ones() -> None:

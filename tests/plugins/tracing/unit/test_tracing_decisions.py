@@ -31,6 +31,7 @@ class Kept:
     def __init__(self, sampler: Sampler | None = None) -> None:
         self.requests: list[Finished] = []
         self.wants: Wants | None = None if sampler is None else sampler.selected
+        self.traces = True
 
     def start(self) -> None:
         return
