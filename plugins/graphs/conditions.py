@@ -54,8 +54,9 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
+_FIRST = "first"  # the first element of a tensor, a number or a text
 _DRAW = "draw"  # draw("name"): a number from 0 to 1, one for each request and name
-_KNOWN = ", ".join((*_SHAPES, *_REDUCTIONS))
+_KNOWN = ", ".join((*_SHAPES, *_REDUCTIONS, _FIRST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,12 @@ def _names(node: ast.expr, text: str, depth: int) -> Iterator[str]:
         case ast.Name() | ast.Attribute():
             yield _tensor(node, text)
             return
-        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in {*_REDUCTIONS, *_SHAPES, _DRAW}:
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in {
+            *_REDUCTIONS,
+            *_SHAPES,
+            _FIRST,
+            _DRAW,
+        }:
             of = _tensor(argument, text)
             yield "" if name == _DRAW else of
             return
@@ -166,6 +172,8 @@ def _reduce(name: str, of: str, tensor: ReadTensor) -> Value:
     if name in _SHAPES:
         return _SHAPES[name](tensor.shape)
     elements = tensor.elements
+    if name == _FIRST and len(elements):
+        return _single(of, ReadTensor((), elements[:1]))
     if isinstance(elements, list):
         raise Failure(Code.MODEL, f"{name}({of}): the tensor has texts, not numbers")
     if elements.size > ELEMENTS_MAX:

@@ -11,9 +11,9 @@ outputs:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from millstream.services.errors import Failure
 from millstream.services.model.datatypes import DATATYPES
@@ -23,7 +23,7 @@ STEPS_MAX = 64  # of one graph
 SOURCES_MAX = 16  # of one input or output
 TENSORS_MAX = 256  # inputs of a step, and inputs or outputs of a graph
 NAME_CHARACTERS_MAX = 512  # of a tensor
-CONDITION_CHARACTERS_MAX = 1000
+CONDITION_CHARACTERS_MAX = 4000
 RANK_MAX = 32
 _STEP = r"[A-Za-z_][A-Za-z0-9_-]{0,63}"
 
@@ -81,6 +81,8 @@ class Graph(BaseModel):
         answers: what it says of its outputs.
         batching: whether its rows are independent; None: they are if those of all steps are.
         ensemble: Triton's configuration that it was read from; empty: it is of another form.
+        routes: the nodes of KServe that it was read from, which say what its steps take once their versions are known
+            (inference_graph.resolved); empty: it is of another form.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -88,10 +90,17 @@ class Graph(BaseModel):
     form: Literal["millstream", "triton", "kserve"] = "millstream"
     inputs: dict[TensorName, DeclaredTensor | None] = Field({}, max_length=TENSORS_MAX)
     steps: dict[StepName, Step] = Field(min_length=1, max_length=STEPS_MAX)
-    outputs: dict[TensorName, Sources] = Field(min_length=1, max_length=TENSORS_MAX)
+    outputs: dict[TensorName, Sources] = Field({}, max_length=TENSORS_MAX)
     answers: dict[TensorName, DeclaredTensor] = {}
     batching: bool | None = None
     ensemble: dict[str, Any] = {}
+    routes: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _answers(self) -> Self:
+        if not self.outputs and not self.routes:
+            raise ValueError("outputs: a graph has at least one")
+        return self
 
 
 class Reference(BaseModel):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from millstream.plugins.graphs.document import Graph
 from millstream.plugins.graphs.ensemble import read_ensemble
+from millstream.plugins.graphs.inference_graph import RouterNode, RouteStep, read_inference_graph
 from millstream.services.errors import invalid
 from millstream.services.nearest_names import unknown_key
 from millstream.services.plugin.registry import is_on
@@ -25,6 +27,7 @@ BYTES_MAX = 256 << 10
 DEPTH_MAX = 12  # of nested values; a graph has fewer
 _STEPS, _OUTPUTS = re.compile(r"^steps\s*:", re.MULTILINE), re.compile(r"^outputs\s*:", re.MULTILINE)
 _ENSEMBLE = re.compile(r"^ensemble_scheduling\s*\{", re.MULTILINE)
+_KSERVE = re.compile(r"""(?:^|[{,]\s*)["']?kind["']?\s*:\s*["']?InferenceGraph\b""", re.MULTILINE)
 _JSON = re.compile(r"\s*\{")
 _JSON_STEPS, _JSON_OUTPUTS = re.compile(r'"steps"\s*:'), re.compile(r'"outputs"\s*:')
 
@@ -36,7 +39,7 @@ def is_graph_file(path: Path) -> bool:
     if b"\0" in head:
         return False
     text = head.decode("utf-8", "replace")
-    return _is_ours(text) or bool(_ENSEMBLE.search(text))
+    return _is_ours(text) or bool(_ENSEMBLE.search(text) or _KSERVE.search(text))
 
 
 def _is_ours(text: str) -> bool:
@@ -57,7 +60,10 @@ def read_graph(path: Path) -> Graph:
         raise invalid(f"the graph is not UTF-8: {error.reason} at byte {error.start}") from None
     if _ENSEMBLE.search(text):
         return read_ensemble(_config(text))
-    return parse(_json(text) if _JSON.match(text) else _yaml(text))
+    document = _json(text) if _JSON.match(text) else _yaml(text)
+    if isinstance(document, dict) and document.get("kind") == "InferenceGraph":
+        return _validated(lambda: read_inference_graph(document), "the InferenceGraph")
+    return parse(document)
 
 
 def _config(text: str) -> dict[str, Any]:
@@ -71,10 +77,14 @@ def _config(text: str) -> dict[str, Any]:
 
 def parse(document: Any) -> Graph:
     """Return the graph of a document. Raises Failure(INVALID) that names the field."""
+    return _validated(lambda: Graph.model_validate(document), "the graph")
+
+
+def _validated(read: Callable[[], Graph], what: str) -> Graph:
     try:
-        return Graph.model_validate(document)
+        return read()
     except ValidationError as error:
-        raise invalid(f"the graph: {_first(error)}") from None
+        raise invalid(f"{what}: {_first(error)}") from None
 
 
 def _first(error: ValidationError) -> str:
@@ -94,6 +104,8 @@ def _first(error: ValidationError) -> str:
 def _members(location: tuple[int | str, ...]) -> list[str]:
     """Return the names that are known at a location of the document."""
     of: type[BaseModel] = Graph
+    if location[:1] == ("nodes",):
+        of = RouteStep if "steps" in location else RouterNode
     for part in location:
         field = of.model_fields.get(str(part))
         if field is None:  # the name of a step, or of a tensor

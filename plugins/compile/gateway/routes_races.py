@@ -198,6 +198,8 @@ def _published(deps: Deps, name: str, version: int) -> VersionView:
 def _raced(deps: Deps, name: str, version: int) -> VersionView:
     """Return a version that can be raced. Raises Failure(INVALID, NOT_FOUND)."""
     view = _published(deps, name, version)
+    if view.manifest.parts:
+        raise invalid(f"version {version} of '{name}' cannot be raced: it is a graph; race the models of its steps")
     if why := _NOT_COMPILED.get(view.manifest.source_format):
         raise invalid(f"version {version} of '{name}' cannot be raced: {why}")
     return view

@@ -20,6 +20,7 @@ from millstream.plugins.graphs.ensemble import check_models, read_ensemble
 from millstream.plugins.graphs.forms import FORMAT, read_graph
 from millstream.plugins.graphs.gateway.run import GraphRunner
 from millstream.plugins.graphs.graph_plan import GraphPlan
+from millstream.plugins.graphs.inference_graph import resolved
 from millstream.plugins.graphs.structure import Structure
 from millstream.services.access.scopes import Need
 from millstream.services.errors import Code, Failure, invalid
@@ -44,6 +45,9 @@ class GraphComposer:
         snapshot: Snapshot,
     ) -> CheckedModel:
         """Return a checked graph with its parts and its signature. Raises Failure: INVALID, FORBIDDEN (a step)."""
+        for field in ("pools", "warmup", "classes", "instances_max"):
+            if getattr(config, field):
+                raise invalid(f"config.{field} is for models that workers run: a graph is run by the gateway")
         graph = read_graph(source) if isinstance(source, Path) else read_ensemble({"name": model, **source})
         if config.batching is not None and not graph.ensemble:
             graph = graph.model_copy(update={"batching": config.batching})
@@ -57,7 +61,9 @@ class GraphComposer:
                 [one.answered for one in manifests],
                 [int(one.triton.get("max_batch_size", 0)) for one in manifests],
             )
-        plan = GraphPlan(Structure(graph), parts, [one.answered for one in manifests])
+        signatures = [one.answered for one in manifests]
+        graph = resolved(graph, signatures)
+        plan = GraphPlan(Structure(graph), parts, signatures)
         return checked.model_copy(
             update={
                 "parts": parts,
@@ -73,7 +79,7 @@ class GraphComposer:
     def runner(self, path: Path, made: ComposedParts) -> GraphRunner:
         """Return what runs the graph at `path`. Blocking. Raises Failure(INVALID), OSError."""
         config = made.manifest.triton
-        return GraphRunner(Structure(read_ensemble(config) if config else read_graph(path)), made)
+        return GraphRunner(read_ensemble(config) if config else read_graph(path), made)
 
 
 COMPOSER = GraphComposer()

@@ -23,7 +23,9 @@ from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.outputs import Outputs, OutputTensor, Reply
 from millstream.plugins.graphs.conditions import ReadTensor
+from millstream.plugins.graphs.document import Graph
 from millstream.plugins.graphs.graph_plan import GraphPlan, PlannedStep
+from millstream.plugins.graphs.inference_graph import resolved
 from millstream.plugins.graphs.structure import Structure
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.metrics import catalogue
@@ -79,9 +81,9 @@ _RESPONDER = _StepResponder()
 class GraphRunner:
     """Runs the requests of one graph. The plan is made when its parts are first there."""
 
-    def __init__(self, structure: Structure, made: ComposedParts) -> None:
+    def __init__(self, graph: Graph, made: ComposedParts) -> None:
         self.made = made
-        self._structure = structure
+        self._graph = graph
         self._plan: GraphPlan | None = None
         self._seconds: dict[str, Histogram] = {}  # by step
 
@@ -93,11 +95,8 @@ class GraphRunner:
         """Return the plan. Raises Failure(UNAVAILABLE): a part is not there."""
         if self._plan is None:
             parts = self.made.manifest.parts
-            self._plan = GraphPlan(
-                self._structure,
-                parts,
-                [self.route(part.content_id, part.label).lane.manifest.answered for part in parts],
-            )
+            signatures = [self.route(part.content_id, part.label).lane.manifest.answered for part in parts]
+            self._plan = GraphPlan(Structure(resolved(self._graph, signatures)), parts, signatures)
         return self._plan
 
     def route(self, content_id: str, label: str) -> ModelRoute:

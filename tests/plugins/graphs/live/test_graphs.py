@@ -145,6 +145,16 @@ def test_what_does_not_fit_is_refused_at_upload_by_name(stack: Stack, tmp_path: 
     assert "refused" not in {one["name"] for one in stack.http.get("/admin/v1/models").json()["models"]}
 
 
+def test_what_holds_for_models_of_workers_is_refused(stack: Stack) -> None:
+    for config in ('{"pools": ["cpu"]}', '{"instances_max": 1}'):
+        reply = upload(stack, "configured", TWO, config=config)
+        assert reply.status_code == 400
+        assert "a graph is run by the gateway" in reply.json()["error"]
+    raced = stack.http.post("/admin/v1/models/two/versions/1/race", json={})
+    assert raced.status_code == 400
+    assert "race the models of its steps" in raced.json()["error"]
+
+
 def test_graphs_in_graphs_to_a_bounded_depth(stack: Stack) -> None:
     inner = "two"
     for depth in range(2, 6):
