@@ -64,8 +64,8 @@ Sums = dict[Labels, Values]
 class Reading(NamedTuple):
     """The counts at one time. `at_s`: seconds on a clock that only grows.
 
-    The values of catalogue.REQUESTS are those of all requests, of the failed and of the invalid ones. Values that are
-    as in the reading before are the same objects.
+    The values of catalogue.REQUESTS are those of all requests, of the failed and of the invalid ones. Values that one
+    process alone has, and that did not change, are the same objects as in the reading before.
     """
 
     at_s: float
@@ -89,45 +89,26 @@ class Reading(NamedTuple):
 
 
 class Counts:
-    """Adds up the parts of the metrics, which are those of several processes."""
+    """Adds up the parts of the metrics, which are those of several processes: a part that did not change, once."""
 
     def __init__(self) -> None:
-        self._parts: dict[object, tuple[Part, dict[tuple[str, Labels], Values]]] = {}
-        self._shares: dict[str, dict[Labels, dict[object, Values]]] = {name: {} for name in _LABELS}
-        self._sums: dict[str, Sums] = {name: {} for name in _LABELS}
+        self._parts: dict[Any, tuple[Part, dict[tuple[str, Labels], Values]]] = {}
 
     def read(self, at_s: float, parts: Mapping[Any, Part], exists: Collection[str]) -> Reading:
         """Return the sums of the current parts, which are named as the last time, for the models that exist."""
-        changed: set[tuple[str, Labels]] = set()
-        for where in self._parts.keys() | parts.keys():
-            part, (known, before) = parts.get(where, _NOTHING), self._parts.get(where, (None, {}))
-            if part is known:
-                continue
-            now = _added_up(part)
-            self._parts[where] = part, now
-            if where not in parts:
-                del self._parts[where]
-            for name, labels in before.keys() | now.keys():
-                share = now.get((name, labels))
-                if share != before.get((name, labels)):
-                    changed.add((name, labels))
-                    shares = self._shares[name].setdefault(labels, {})
-                    if share is None:
-                        del shares[where]
-                    else:
-                        shares[where] = share
-        for name, labels in changed:
-            values = None
-            for share in self._shares[name][labels].values():
-                values = _merged(name, values, share)
-            if values is None:
-                del self._shares[name][labels], self._sums[name][labels]
-            else:
-                self._sums[name][labels] = values
-        return Reading(at_s, {name: _existing(name, sums, exists) for name, sums in self._sums.items()})
+        before = self._parts
+        self._parts = {
+            where: before[where] if where in before and before[where][0] is part else (part, _added_up(part))
+            for where, part in parts.items()
+        }
+        sums: dict[str, Sums] = {name: {} for name in _LABELS}
+        for _, found in self._parts.values():
+            for (name, labels), values in found.items():
+                if name not in _OF_MODELS or labels[0] in exists:
+                    sums[name][labels] = _merged(name, sums[name].get(labels), values)
+        return Reading(at_s, sums)
 
 
-_NOTHING = Part(False, [])
 _LARGEST = {metric.name for metric in _READ if metric.kind.largest}
 
 
@@ -150,11 +131,6 @@ def _merged(name: str, known: Values | None, values: Values) -> Values:
     if known is None or len(known) != len(values):
         return values
     return tuple(map(max if name in _LARGEST else add, known, values))
-
-
-def _existing(name: str, sums: Sums, exists: Collection[str]) -> Sums:
-    """Return a copy of the sums, without the versions of models that were deleted."""
-    return {key: value for key, value in sums.items() if key[0] in exists} if name in _OF_MODELS else sums.copy()
 
 
 class Growth:
