@@ -71,6 +71,7 @@ class InputPlan:
         self.name = spec.name
         self.datatype = spec.datatype
         self.optional = spec.optional
+        self.document = spec.document
         self.shape = spec.shape
         self.where = f" for input '{excerpt(spec.name)}'"
         self.code = _CODES.get(spec.datatype)  # None: `struct` has no code for the datatype

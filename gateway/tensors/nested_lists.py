@@ -18,6 +18,7 @@ from types import NoneType
 from typing import Any
 
 import numpy as np
+import orjson
 
 from millstream.gateway.tensors.input_plans import CheckedInput
 from millstream.gateway.tensors.inputs import InputPlan, InputTensor, OtherDatatype
@@ -198,6 +199,8 @@ def _bytes_of(plan: InputPlan, value: object, index: int, shape: Sequence[int], 
             encoded = value[_B64]  # type: ignore[index]
             if type(encoded) is str:
                 return base64.b64decode(encoded, validate=True)
+        if plan.document and type(value) is dict:
+            return orjson.dumps(value)
     except UnicodeEncodeError:
         raise invalid(f"input '{plan.name}'{_position(index, shape, first)}: the string is not valid Unicode") from None
     except (binascii.Error, ValueError):

@@ -17,11 +17,9 @@ from millstream.gateway.tensors.input_plans import InputPlans, Inputs, join
 from millstream.gateway.tensors.named_columns import read_named
 from millstream.gateway.tensors.nested_lists import from_lists, is_b64
 from millstream.gateway.tensors.number_list import NumberList
-from millstream.gateway.tensors.outputs import OutputTensor, answered, rows_of, text_of
+from millstream.gateway.tensors.outputs import OutputTensor, answered, json_of, rows_of
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.signature import Signature, TensorSpec
-
-_BYTES_SUFFIX = "_bytes"
 
 
 def read_predict(plans: InputPlans, document: dict[str, Any]) -> tuple[Inputs, bool]:
@@ -137,7 +135,7 @@ def _object(keys: Sequence[bytes], values: Sequence[bytes]) -> bytes:
 
 
 def _texts(specs: Sequence[TensorSpec], outputs: Sequence[OutputTensor]) -> list[bytes]:
-    return [text_of(output, b64=spec.name.endswith(_BYTES_SUFFIX)) for spec, output in zip(specs, outputs, strict=True)]
+    return [json_of(spec, output) for spec, output in zip(specs, outputs, strict=True)]
 
 
 def write_lines(signature: Signature, outputs: Sequence[OutputTensor]) -> bytes:

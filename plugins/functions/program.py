@@ -144,7 +144,8 @@ class Called:
 
     def _spec(self, value: Parameter) -> dict[str, Any]:
         rows = [-1] if self._batches or value.of_rows else [1]
-        return {"name": value.name, "datatype": value.codec.datatype, "shape": [*rows, *value.codec.dims]}
+        spec = {"name": value.name, "datatype": value.codec.datatype, "shape": [*rows, *value.codec.dims]}
+        return spec | ({"document": True} if value.codec.kind == "json" else {})
 
     def run(self, tensors: Sequence[TensorData]) -> Sequence[TensorData]:
         """Call the function with the rows of tensors. Raises InputError, ModelError."""

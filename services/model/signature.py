@@ -41,6 +41,7 @@ class TensorSpec(BaseModel):
         shape: -1 marks a variable dimension.
         optional: a request may leave this input out.
         on_request: this output is answered only to requests that name it.
+        document: each element is a document of JSON, which protocols of JSON take and show as what it is, not as text.
         model_shape: the model's own shape where it differs, with the same number of elements; without the rows when
             the version batches.
     """
@@ -52,6 +53,7 @@ class TensorSpec(BaseModel):
     shape: Annotated[tuple[int, ...], AfterValidator(_dims)]
     optional: bool = False
     on_request: bool = False
+    document: bool = False
     model_shape: Annotated[tuple[int, ...], AfterValidator(_dims)] | None = None
 
 

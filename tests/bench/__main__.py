@@ -3,6 +3,7 @@
 python -m tests.bench [--seconds 5] [--rounds 3] [--json] [--write docs/benchmarks.md]
 python -m tests.bench --many 10,100,1000
 python -m tests.bench --console 1000
+python -m tests.bench --functions
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import chart, console, figures, many, report
+from tests.bench import chart, console, figures, functions, many, report
 from tests.bench.errors import LoadError
 from tests.bench.grpc_load import require_h2load
 from tests.bench.load import require_wrk
@@ -32,6 +33,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--write", type=Path, metavar="FILE", help="also write the page for the documentation")
     parser.add_argument("--many", metavar="SIZES", help="measure only what many models cost, with so many: 10,100,1000")
     parser.add_argument("--console", type=int, metavar="MODELS", help="measure only what the console costs a gateway")
+    parser.add_argument("--functions", action="store_true", help="measure only what a step in Python costs")
     return parser.parse_args()
 
 
@@ -45,6 +47,10 @@ def main() -> int:
             raise LoadError("the benchmarks need two cores: one for what is measured, one for the load")
         if arguments.many:
             return _many([int(size) for size in arguments.many.split(",")], progress)
+        if arguments.functions:
+            for line in functions.lines():
+                print(line)
+            return 0
         if arguments.console:
             with progress.status("starting") as status:
                 for line in console.lines(console.run(arguments.console, status.update)):

@@ -25,7 +25,7 @@ from millstream.gateway.tensors.json_text import JsonLimits, parse
 from millstream.gateway.tensors.named_columns import read_named
 from millstream.gateway.tensors.nested_lists import from_array, is_b64, lacks_rows, row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
-from millstream.gateway.tensors.outputs import OutputTensor, answered, rows_of, text_of
+from millstream.gateway.tensors.outputs import OutputTensor, answered, json_of, rows_of
 from millstream.gateway.tensors.prepared import expect_tensors
 from millstream.gateway.tensors.rows_json import read_predict
 from millstream.services.errors import Code, Failure, invalid
@@ -163,9 +163,7 @@ def write(signature: Signature, outputs: Sequence[OutputTensor], *, single: bool
     """Return the only output, or all by name, as JSON. Raises Failure(INVALID) for bytes that are not text."""
     if single and signature.batching:
         outputs = [rows_of(output)[0] for output in outputs]
-    texts = {
-        spec.name: text_of(output, b64=spec.name.endswith("_bytes")) for spec, output in answered(signature, outputs)
-    }
+    texts = {spec.name: json_of(spec, output) for spec, output in answered(signature, outputs)}
     if len(texts) == 1:
         return next(iter(texts.values()))
     return b"{%b}" % b",".join([b"%b:%b" % (orjson.dumps(name), text) for name, text in texts.items()])

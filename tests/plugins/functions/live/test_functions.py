@@ -68,3 +68,22 @@ def test_an_error_of_the_function_names_its_line_and_fails_its_request_alone(sta
     assert status == 500
     assert "ZeroDivisionError: integer division or modulo by zero (service.py, line 2)" in text
     assert ask(1)[0] == 200
+
+
+def test_documents_are_json_where_the_protocol_is(stack: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "service.py"
+    path.write_text(
+        "from typing import Any\n\ndef predict(order: dict, tax: float = 0.5) -> dict[str, Any]:\n"
+        "    return {'total': sum(order['prices']) * (1 + tax), 'of': order}\n"
+    )
+    stack.push("total", path)
+    order = {"prices": [1, 3]}
+    body = {"instances": [{"order": order, "tax": 1.0}, {"order": {"prices": []}, "tax": 0.0}]}
+    answers = stack.http.post("/v1/models/total:predict", json=body).json()["predictions"]
+    assert answers == [{"total": 8.0, "of": order}, {"total": 0.0, "of": {"prices": []}}]
+    tensor = {"name": "order", "datatype": "BYTES", "shape": [1], "data": ['{"prices": [2]}']}
+    outputs = stack.http.post("/v2/models/total/infer", json={"inputs": [tensor]}).json()["outputs"]
+    assert outputs[0]["data"] == ['{"total": 3.0, "of": {"prices": [2]}}'], "v2 has tensors alone: a document is text"
+    wrong = stack.http.post("/v1/models/total:predict", json={"instances": [{"order": "{", "tax": 1.0}]})
+    assert wrong.status_code == 400
+    assert "order: " in wrong.text
