@@ -20,8 +20,11 @@ def to_tensor(name: str, datatype: str, array: Array) -> TensorData:
     return TensorData(name, datatype, array.shape, ordered.reshape(-1).view(np.uint8).data)
 
 
-def to_array(tensor: TensorData) -> Array:
-    """Return a tensor as an array with memory of its own. Raises ValueError if its bytes do not fit its shape."""
+def to_array(tensor: TensorData, *, copy: bool = True) -> Array:
+    """Return a tensor as an array, with memory of its own unless `copy` is False and it holds numbers.
+
+    Raises ValueError if its bytes do not fit its shape.
+    """
     if tensor.datatype == BYTES:
         elements = decode_elements(tensor.data)
         array = np.empty(len(elements), dtype=object)
@@ -29,4 +32,5 @@ def to_array(tensor: TensorData) -> Array:
         return array.reshape(tensor.shape)
     if tensor.datatype not in NUMPY:
         raise ValueError(f"there is no datatype {tensor.datatype[:20]!r}")
-    return np.frombuffer(tensor.data, NUMPY[tensor.datatype]).reshape(tensor.shape).copy()
+    array = np.frombuffer(tensor.data, NUMPY[tensor.datatype])
+    return (array.copy() if copy else array).reshape(tensor.shape)

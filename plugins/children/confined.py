@@ -117,7 +117,7 @@ def _answer(channel: Channel, run: Run) -> None:
     except BaseException as error:
         header["error"] = _described(error)
     try:
-        channel.send(header, answered)
+        channel.send(header, answered, int(message.header["begin"]))
     except OSError as error:
         channel.send({**header, "error": [MEMORY, f"its answer finds no memory: {error.strerror}"]})
 

@@ -116,7 +116,6 @@ class InstanceProcess:
         self._sent, self._received = (SharedFile(descriptor) for descriptor in segments)
         self._channel = Channel(ours.fileno(), self._sent, self._received)
         self._numbers = 0  # of runs
-        self._begin = 0  # where inputs are written: those before it may still be in use
         self._running = False
         self._terminated_at = 0.0  # monotonic; of the last run; 0: it was not to end
         self._killing = threading.Lock()
@@ -170,27 +169,29 @@ class InstanceProcess:
             raise error
         return dict(header["ready"])
 
-    def run(self, tensors: Sequence[TensorData]) -> Message:
-        """Run, and return the answer, whose tensors are valid until the next run. Raises RunError, EndedError."""
+    def run(self, tensors: Sequence[TensorData], begin: int = 0) -> Message:
+        """Run, and return the answer, whose tensors are valid until a later run writes there.
+
+        `begin`: where in the shared memory its larger tensors may begin. Raises RunError, EndedError.
+        """
         if self.ended:
             raise EndedError(self.ended)
         self._numbers += 1
         self._terminated_at, self._running = 0.0, True
         try:
-            message = self._exchange({"run": self._numbers}, tensors)
+            message = self._exchange({"run": self._numbers, "begin": begin}, tensors)
         finally:
             self._running = False
         if message.header.get("run") != self._numbers:
             self.kill("it answered something that it was not asked")
             raise EndedError(self.ended)
-        self._begin = int(message.header.get("kept", 0))
         if "error" in message.header:
             raise _error(message.header)
         return message
 
     def _exchange(self, header: dict[str, Any], tensors: Sequence[TensorData]) -> Message:
         try:
-            self._channel.send(header, tensors, self._begin)
+            self._channel.send(header, tensors)
             return self._channel.receive()
         except BrokenMessageError as error:
             self.kill(f"it broke its connection: {error}")
@@ -385,6 +386,8 @@ class InstanceProcesses:
                     self._listen(reading)
 
     def _read(self, reading: _Reading) -> None:
+        if reading.child.gone.is_set():  # noticed by an event before this one, which closed its output
+            return
         reading.read()
         if not reading.is_open or reading.bytes_left <= 0:
             self._selector.unregister(reading.child.output)

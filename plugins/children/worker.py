@@ -7,7 +7,10 @@ A process that ended is `lost`: the reconciler unloads the instance and loads it
 from __future__ import annotations
 
 import resource
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from millstream.plugins.children.arrays import to_array, to_tensor
 from millstream.plugins.children.confined import INVALID, MEMORY, TERMINATED
@@ -21,6 +24,8 @@ from millstream.workers.backends.engine_parts import CheckedInputs, check_not_en
 
 #: where neither the worker nor the machine limits the memory of a process
 UNLIMITED_BYTES = 1 << 46
+#: answers behind each other in the shared memory, all in use; further ones are copied
+LENT_ANSWERS_MAX = 3
 
 
 class ChildInstance:
@@ -39,6 +44,7 @@ class ChildInstance:
         self._outputs = signature.outputs
         self._rows = signature.batching
         self._checked = CheckedInputs(title, signature)
+        self._lent = LentMemory()
         check_not_ended(stop)
         try:
             self._child = start()
@@ -72,8 +78,14 @@ class ChildInstance:
         if child.ended:
             raise Failure(Code.UNAVAILABLE, f"{self._title}: {child.ended}", retry_after_s=1)
         try:
-            answered = {tensor.name: tensor for tensor in child.run(asked).tensors}
-            return [_output(answered, spec) for spec in self._outputs]
+            begin = self._lent.free_from()
+            answer = child.run(asked, begin)
+            answered = {tensor.name: tensor for tensor in answer.tensors}
+            lend = begin < answer.ends and self._lent.may_lend(begin, answer.ends)
+            outputs = [_output(answered, spec, copy=not lend) for spec in self._outputs]
+            if lend:
+                self._lent.note(outputs, answer.ends)
+            return outputs
         except RunError as error:
             raise self._failure(error) from error
         except ValueError as error:
@@ -102,14 +114,38 @@ class ChildInstance:
         self._child.close()
 
 
-def _output(answered: Mapping[str, TensorData], spec: TensorSpec) -> Array:
+class LentMemory:
+    """Which part of the shared memory of answers is in use: large arrays are views of it, since the pages of new ones
+    cost more than all that a run copies.
+    """
+
+    def __init__(self) -> None:
+        self._lent: list[tuple[weakref.ref[Array], int]] = []  # arrays, which any view keeps, and where they end
+
+    def free_from(self) -> int:
+        """Return where the next answer may begin: no array is there."""
+        self._lent = [(array, end) for array, end in self._lent if array() is not None]
+        return max((end for _, end in self._lent), default=0)
+
+    @staticmethod
+    def may_lend(begin: int, end: int) -> bool:
+        """Whether an answer is lent: not for ever further behind arrays of which some are always in use."""
+        return begin <= LENT_ANSWERS_MAX * (end - begin)
+
+    def note(self, arrays: Sequence[Array], end: int) -> None:
+        """Note the arrays of an answer."""
+        owners = (array.base if isinstance(array.base, np.ndarray) else array for array in arrays)
+        self._lent += [(weakref.ref(owner), end) for owner in owners]
+
+
+def _output(answered: Mapping[str, TensorData], spec: TensorSpec, *, copy: bool) -> Array:
     """Return the array of an output. Raises ValueError if it is missing, or not what the signature says."""
     tensor = answered.get(spec.name)
     if tensor is None:
         raise ValueError(f"there is no output {spec.name!r}")
     if tensor.datatype != spec.datatype:
         raise ValueError(f"output {spec.name!r} is {tensor.datatype[:20]}, not {spec.datatype}")
-    array = to_array(tensor)
+    array = to_array(tensor, copy=copy)
     if not array.size and array.ndim == len(spec.shape):  # lists without a row say nothing of its length
         array = array.reshape([got if dim < 0 else dim for dim, got in zip(spec.shape, array.shape, strict=True)])
     return array

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from millstream.services.errors import Code, Failure
 from tests.plugins.functions.served import answers, check, loaded, texts
@@ -169,6 +171,18 @@ def test_errors_say_whose_they_are_and_where(
             instance.run(inputs)
         assert failed.value.code is code
         assert failed.value.message.startswith(f"Python: {message}")
+
+
+def test_images_are_opened_and_written(tmp_path: Path) -> None:
+    source = "from PIL import Image\ndef f(image: Image.Image) -> Image.Image: return image.rotate(180)"
+    file = io.BytesIO()
+    Image.new("RGB", (2, 1)).save(file, "PNG")
+    with loaded(check(tmp_path, source)) as instance:
+        (answer,) = instance.run({"image": texts(file.getvalue())})
+        assert Image.open(io.BytesIO(answer[0])).size == (2, 1)
+        with pytest.raises(Failure, match="an image cannot be read") as refused:
+            instance.run({"image": texts(b"no image")})
+        assert refused.value.code is Code.INVALID
 
 
 def test_large_arrays_go_through_shared_memory_and_are_not_changed_by_later_runs(tmp_path: Path) -> None:
