@@ -1,4 +1,4 @@
-"""Imports encoders of Hugging Face: embeddings, classification of texts and of tokens.
+"""Imports encoders of Hugging Face: embeddings, classification of texts, tokens, images and recordings.
 
 folder ─> read without its libraries ─> transformers, offline ─> samples of several lengths ─> ONNX
 tokenizer.json ─> checked, its truncation as sentence-transformers does it ─> beside the model, for texts of requests
@@ -14,11 +14,13 @@ import numpy as np
 
 from millstream.plugins.convert.base import Imported, Importer
 from millstream.plugins.convert.huggingface_folder import TOKENIZER, Folder, is_folder, member_patterns, read_folder
+from millstream.plugins.convert.huggingface_media import GIVEN, convert_media
 from millstream.plugins.convert.huggingface_model import (
     MASK,
     TYPES,
     Encoder,
     answer_of,
+    find_head,
     import_transformers,
     load_encoder,
 )
@@ -59,11 +61,14 @@ class HuggingFaceImporter(Importer):
         folder = read_folder(source.path, options)
         torch = import_torch()
         transformers = import_transformers()
-        encoder = load_encoder(torch, transformers, folder, options)
+        head = find_head(transformers, folder, options)
+        if head.task in GIVEN:
+            return convert_media(torch, transformers, source, folder, head)
+        encoder = load_encoder(torch, transformers, folder, head)
         samples = _samples(torch, encoder)
-        head = answer_of(encoder.config, encoder.task, samples[0].outputs[encoder.output].shape[-1])
+        answer = answer_of(encoder.config, encoder.task, samples[0].outputs[encoder.output].shape[-1])
         padding = _padding_notes(torch, encoder)
-        notes = [*encoder.notes, *padding, *head.notes]
+        notes = [*encoder.notes, *padding, *answer.notes]
         rows, tokens = torch.export.Dim.DYNAMIC, torch.export.Dim.DYNAMIC
         arguments = _arrays(encoder, 2, 8, np.random.default_rng(2))
         try:
@@ -92,8 +97,8 @@ class HuggingFaceImporter(Importer):
             rtol=1e-3,
             atol=1e-4,
             embeddings=(encoder.output,) if encoder.task == "embeddings" else (),
-            classes=head.classes,
-            labels=head.labels,
+            classes=answer.classes,
+            labels=answer.labels,
             padded_max=0 if padding else encoder.positions or PADDED_MAX,
         )
 

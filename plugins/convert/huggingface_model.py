@@ -37,6 +37,8 @@ _LOADERS: Mapping[str, tuple[Task, str]] = {
         "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
     ),
     "AutoModelForTokenClassification": ("token-classification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
+    "AutoModelForImageClassification": ("image-classification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"),
+    "AutoModelForAudioClassification": ("audio-classification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES"),
 }
 
 
@@ -73,10 +75,9 @@ def import_transformers() -> Any:
     return transformers
 
 
-def load_encoder(torch: Any, transformers: Any, folder: Folder, options: ImportOptions) -> Encoder:
-    """Load the model. Raises Failure(INVALID) if it is unknown, incomplete, or would run code that is not allowed."""
-    head = find_head(transformers, folder, options)
-    model, notes = _load(torch, transformers, folder, head)
+def load_encoder(torch: Any, transformers: Any, folder: Folder, head: Head) -> Encoder:
+    """Load a model of text. Raises Failure(INVALID) if it is incomplete, or no encoder."""
+    model, notes = load_model(torch, transformers, folder, head)
     parameters = inspect.signature(model.forward).parameters
     if IDS not in parameters or MASK not in parameters:
         raise invalid(f"the model takes no {IDS} and {MASK}: only encoders of text are imported")
@@ -99,7 +100,7 @@ def load_encoder(torch: Any, transformers: Any, folder: Folder, options: ImportO
     )
 
 
-def _load(torch: Any, transformers: Any, folder: Folder, head: Head) -> tuple[Any, Sequence[str]]:
+def load_model(torch: Any, transformers: Any, folder: Folder, head: Head) -> tuple[Any, Sequence[str]]:
     """Return the model and notes. Raises Failure(INVALID) unless the class has a place for each weight of the folder,
     and the folder a weight for each place.
     """
@@ -303,7 +304,7 @@ def _refusal(transformers: Any, model_type: str, folder: Folder, *, known: bool)
         what = ", an encoder with a decoder"
     return invalid(
         f"config.json names the architecture {architecture[:80]!a}{what}: imported are models "
-        "that transformers' AutoModel, AutoModelForSequenceClassification and AutoModelForTokenClassification load. "
+        "that transformers' AutoModel and its AutoModelFor{Sequence,Token,Image,Audio}Classification load. "
         "Export another model yourself with torch.onnx.export(model, (inputs,), 'model.onnx', dynamo=True)"
     )
 

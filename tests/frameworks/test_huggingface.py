@@ -71,6 +71,17 @@ def test_minilm_embeds_texts_as_sentence_transformers_does(stack: Stack) -> None
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_texts_of_any_lengths_are_embedded_together_as_each_alone(stack: Stack) -> None:
+    texts = [" ".join(["mill", "stream", "turns", "wheel"][at % 4] for at in range(length)) for length in range(1, 90)]
+    reply = stack.http.post("/v1/embeddings", json={"model": "minilm", "input": texts})
+    assert reply.status_code == 200, reply.text
+    vectors = np.array([entry["embedding"] for entry in reply.json()["data"]])
+    for at in (0, 7, 40, 88):
+        alone = stack.http.post("/v1/embeddings", json={"model": "minilm", "input": texts[at]}).json()["data"][0]
+        np.testing.assert_allclose(vectors[at], alone["embedding"], atol=1e-5)
+    assert np.allclose(vectors, SentenceTransformer(str(MINILM), device="cpu").encode(texts), atol=1e-4)
+
+
 def test_minilm_with_an_onnx_file_is_served_without_its_weights(stack: Stack, tmp_path: Path) -> None:
     """What the hub has of it, as torch.onnx.export writes it: pooling is in modules.json alone."""
     folder = tmp_path / "minilm"
