@@ -1,76 +1,132 @@
-"""Writes docs/console/*.png: each page of the console, light and dark, of a server that answers calls."""
+"""Writes docs/console/*.png: each page of the console, light and dark, of a server as a team has one."""
 
 from __future__ import annotations
 
+import io
+import json
 import random
 import tempfile
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from PIL import Image
+
 from tests.kit import models
-from tests.kit.browser import running_browser, visiting
+from tests.kit.browser import Visitor, running_browser, visiting
 from tests.kit.command_line import ROOT
-from tests.kit.stack import running_stack
+from tests.kit.races import raise_priorities
+from tests.kit.stack import Stack, running_stack
+from tests.kit.wait import wait_until
 
 FOLDER = ROOT / "docs" / "console"
 DIGITS = ROOT / "examples" / "digits"
 TRAFFIC_S = 100.0  # so that the history has a line
+COLOURS = 128  # of a picture: flat areas and text need no more
 PAGES = {
-    "overview": ("",),
-    "models": ("models",),
-    "model": ("models", "digits"),
-    "try": ("models", "digits", "try"),
-    "upload": ("upload",),
-    "workers": ("workers",),
-    "scaling": ("scaling",),
-    "requests": ("requests",),
-    "logs": ("logs",),
-    "keys": ("keys",),
-    "audit": ("audit",),
+    "overview": "",
+    "models": "models",
+    "model": "models/digits",
+    "try": "models/digits?tab=try",
+    "race": "models/digits?tab=race",
+    "upload": "upload",
+    "workers": "workers",
+    "scaling": "scaling",
+    "requests": "requests?show=failed",
+    "logs": "logs",
+    "keys": "keys",
+    "audit": "audit",
+}
+WHOLE = frozenset(PAGES) - {"logs", "requests", "audit"}  # the others are long
+KEYS: dict[str, tuple[list[str], dict[str, float]]] = {
+    "team-vision": (["infer:digits", "models:read:digits"], {"requests_per_s": 500, "concurrency": 20}),
+    "ci-uploads": (["models:write:*", "models:read:*"], {"models": 50}),
+    "dashboards": (["metrics"], {}),
 }
 
 
-def _call(url: str, ended: threading.Event) -> None:
-    """Call the example at an uneven pace; now and then with a request that is not right."""
-    body = (DIGITS / "request.json").read_bytes()
+def _furnish(stack: Stack, folder: Path) -> str:
+    """Give the server labels, keys, a second version and a race; return the key that calls models."""
+    stack.push("scale", models.scale(folder / "scale.onnx", 3.0))
+    stack.http.patch("/admin/v1/models/digits", json={"labels": {"team": "vision"}, "pin": True})
+    secrets = {}
+    for name, (scopes, limits) in KEYS.items():
+        reply = stack.http.post("/admin/v1/keys", json={"name": name, "scopes": scopes, "limits": limits})
+        secrets[name] = reply.json()["key"]
+    race = "/admin/v1/models/digits/versions/1/race"
+    stack.http.post(race, json={"accept_random_samples": True})
+
+    def over() -> bool:
+        raise_priorities(stack)
+        return stack.http.get(race).json()["state"] not in {"queued", "running"}
+
+    wait_until(over, 400, what="the end of the race")
+    return str(secrets["team-vision"])
+
+
+def _call(stack: Stack, key: str, ended: threading.Event) -> None:
+    """Call models at an uneven pace; now and then so that the model fails."""
+    digits = (DIGITS / "request.json").read_bytes()
+    outside = json.dumps({"inputs": [{"name": "index", "shape": [1, 1], "datatype": "INT64", "data": [99]}]}).encode()
     pace = random.Random(1)
     while not ended.wait(pace.expovariate(40.0)):
+        model, body, sender = ("lookup", outside, stack.key) if pace.random() < 0.02 else ("digits", digits, key)
+        headers = {"Authorization": f"Bearer {sender}"}
         try:
-            urllib.request.urlopen(f"{url}/v2/models/digits/infer", b"{}" if pace.random() < 0.02 else body).close()
+            urllib.request.urlopen(
+                urllib.request.Request(f"{stack.url}/v2/models/{model}/infer", body, headers)
+            ).close()
         except urllib.error.HTTPError as error:
             error.close()
 
 
-def main() -> None:
-    """Start the product, call it, and take the pictures."""
-    FOLDER.mkdir(exist_ok=True)
+@contextmanager
+def _traffic(stack: Stack, key: str) -> Iterator[None]:
     ended = threading.Event()
+    threading.Thread(target=_call, args=(stack, key, ended), daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _take(visitor: Visitor, name: str, theme: str) -> None:
+    path, mark, query = PAGES[name].partition("?")
+    page = visitor.open(*path.split("/"), query=mark + query)
+    page.wait_for_timeout(5000 if name == "scaling" else 3000)
+    if name == "try":
+        page.get_by_role("button", name="Send").click()
+        page.wait_for_timeout(2000)
+    picture = Image.open(io.BytesIO(page.screenshot(full_page=name in WHOLE))).convert("RGB")
+    picture.quantize(COLOURS).save(FOLDER / f"{name}-{theme}.png", optimize=True)
+
+
+def main() -> None:
+    """Start the product, use it, and take the pictures."""
+    FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name, running_browser() as browser:
         folder = Path(name)
-        served = {"digits": DIGITS / "digits.onnx", "scale": models.scale(folder / "scale.onnx")}
-        with running_stack(folder / "home", pools="cpu=1:2", controller=True, models=served) as stack:
-            threading.Thread(target=_call, args=(stack.url, ended), daemon=True).start()
-            try:
-                with visiting(browser, stack.url) as visitor:
+        served = {
+            "digits": DIGITS / "digits.onnx",
+            "lookup": models.failing(folder / "lookup.onnx"),
+            "scale": models.scale(folder / "scale.onnx"),
+            "squeezenet": models.squeezenet(folder / "squeezenet.onnx"),
+        }
+        with (
+            running_stack(folder / "home", pools="cpu=2:3", controller=True, models=served) as stack,
+            _traffic(stack, _furnish(stack, folder)),
+        ):
+            with visiting(browser, stack.url) as visitor:
+                visitor.sign_in(stack.key).get_by_role("link", name="Audit").wait_for()
+                visitor.page.wait_for_timeout(1000 * TRAFFIC_S)
+            for theme in ("light", "dark"):
+                with visiting(browser, stack.url, dark=theme == "dark") as visitor:
                     visitor.sign_in(stack.key).get_by_role("link", name="Audit").wait_for()
-                    visitor.page.wait_for_timeout(1000 * TRAFFIC_S)
-                for dark in (False, True):
-                    with visiting(browser, stack.url, dark=dark) as visitor:
-                        visitor.sign_in(stack.key).get_by_role("link", name="Audit").wait_for()
-                        for picture, parts in PAGES.items():
-                            tab = "?tab=try" if parts[-1] == "try" else ""
-                            page = visitor.open(*parts[: 2 if tab else None], query=tab)
-                            page.wait_for_timeout(3000)
-                            if tab:
-                                page.get_by_role("button", name="Send").click()
-                                page.wait_for_timeout(2000)
-                            whole = picture not in {"logs", "requests"}  # these are long
-                            path = FOLDER / f"{picture}-{'dark' if dark else 'light'}.png"
-                            page.screenshot(path=path, full_page=whole)
-            finally:
-                ended.set()
+                    for page in PAGES:
+                        _take(visitor, page, theme)
 
 
 if __name__ == "__main__":

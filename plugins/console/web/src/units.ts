@@ -1,4 +1,4 @@
-// Numbers as people read them. null: not known.
+// Numbers as people read them; no line breaks between a number and its unit. null: not known.
 type Known = number | null | undefined;
 const NOT_KNOWN = "–";
 
@@ -16,25 +16,25 @@ export function rate(value: Known): string {
 }
 
 export function percent(share: Known): string {
-  return share == null ? NOT_KNOWN : `${digits(100 * share)} %`;
+  return share == null ? NOT_KNOWN : `${digits(100 * share)}\u00a0%`;
 }
 
 export function seconds(value: Known): string {
   if (value == null) return NOT_KNOWN;
-  if (value === 0) return "0 s";
-  if (value < 1e-3) return `${digits(value * 1e6)} µs`;
-  if (value < 1) return `${digits(value * 1e3)} ms`;
-  if (value < 120) return `${digits(value)} s`;
-  if (value < 7200) return `${digits(value / 60)} min`;
-  return value < 172_800 ? `${digits(value / 3600)} h` : `${digits(value / 86_400)} days`;
+  if (value === 0) return "0\u00a0s";
+  if (value < 1e-3) return `${digits(value * 1e6)}\u00a0µs`;
+  if (value < 1) return `${digits(value * 1e3)}\u00a0ms`;
+  if (value < 120) return `${digits(value)}\u00a0s`;
+  if (value < 7200) return `${digits(value / 60)}\u00a0min`;
+  return value < 172_800 ? `${digits(value / 3600)}\u00a0h` : `${digits(value / 86_400)}\u00a0days`;
 }
 
 export function bytes(value: Known): string {
   if (value == null) return NOT_KNOWN;
   for (const [unit, size] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]] as const) {
-    if (Math.abs(value) >= size) return `${digits(value / size)} ${unit}`;
+    if (Math.abs(value) >= size) return `${digits(value / size)}\u00a0${unit}`;
   }
-  return `${value} B`;
+  return `${value}\u00a0B`;
 }
 
 const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });

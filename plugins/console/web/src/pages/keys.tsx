@@ -71,7 +71,7 @@ function columnsFor(uses: Map<string, Use> | null, ask: (act: Act, key: Key) => 
         return (
           <>
             {count(used.allowed)} calls{used.refused > 0 && `, ${count(used.refused)} refused`}
-            <div class="hint">{count(used.rows)} rows, runs of {seconds(used.run_s)}</div>
+            <div class="hint whole">{count(used.rows)} rows, runs of {seconds(used.run_s)}</div>
           </>
         );
       },

@@ -46,11 +46,11 @@ interface Race {
 }
 
 const STATE_WORDS: Record<Race["state"], string> = {
-  queued: "It waits for a worker.",
-  running: "It runs at low priority while the model serves.",
-  decided: "It is decided.",
-  failed: "It failed.",
-  cancelled: "It was cancelled.",
+  queued: "It waits for a worker",
+  running: "It runs at low priority while the model serves",
+  decided: "It is decided",
+  failed: "It failed",
+  cancelled: "It was cancelled",
 };
 const VERDICTS: Record<string, ["good" | "bad" | "warn" | "plain", string]> = {
   won: ["good", "won"],
@@ -58,7 +58,6 @@ const VERDICTS: Record<string, ["good" | "bad" | "warn" | "plain", string]> = {
   inaccurate: ["warn", "answers differ too much"],
   failed: ["bad", "failed"],
   skipped: ["plain", "skipped"],
-  unavailable: ["plain", "not available here"],
 };
 
 function times(ratio: number | null | undefined): string {
@@ -134,11 +133,14 @@ function RaceOf({ version, ask, reload }: { version: Version } & Pick<TabProps, 
 
 function Report({ race }: { race: Race }) {
   const { progress } = race;
+  const words = STATE_WORDS[race.state];
+  const why = (race.why || race.report?.why || "").replace(/\.$/, "");
   const measured = race.rows.filter((row) => row.ratio != null);
+  const missing = race.rows.filter((row) => row.verdict === "unavailable");
   return (
     <>
       <p role="status">
-        <b>{STATE_WORDS[race.state]}</b> {race.why || race.report?.why}
+        <b>{words}</b>{why && why !== words.toLowerCase() ? `: ${why}.` : "."}
         {race.undone && ` The verdict was taken back ${when(race.undone.at)}: ${race.undone.why}.`}
       </p>
       {race.state === "running" && (
@@ -157,7 +159,13 @@ function Report({ race }: { race: Race }) {
       )}
       {race.report?.notes?.map((note) => <p class="note" key={note}>{note}</p>)}
       {measured.length > 0 && <Plot rows={measured} />}
-      {race.rows.length > 0 && <Candidates rows={race.rows} />}
+      {race.rows.length > 0 && <Candidates rows={race.rows.filter((row) => row.verdict !== "unavailable")} />}
+      {missing.length > 0 && (
+        <details>
+          <summary>{missing.length} more that this worker cannot compile</summary>
+          <ul>{missing.map((row) => <li key={row.candidate}><b>{row.candidate}</b>: {row.why}</li>)}</ul>
+        </details>
+      )}
       {race.past.length > 0 && (
         <>
           <h3>Races before</h3>
@@ -203,6 +211,7 @@ function Candidates(props: { rows: Candidate[] }) {
           return <><Badge kind={kind}>{words}</Badge>{row.why && <div class="hint">{row.why}</div>}</>;
         },
         by: (row) => row.verdict,
+        long: true,
       },
       { name: "As fast", cell: (row) => times(row.ratio), by: (row) => row.ratio ?? null, right: true },
       ...sizes.map((size) => ({ name: size === "1" ? "1 row" : `${size} rows`, cell: (row: Candidate) => times(row.ratios?.[size]), by: (row: Candidate) => row.ratios?.[size] ?? null, right: true })),

@@ -92,7 +92,7 @@ export function OverviewPage() {
             <Figure name="p50" value={seconds(totals.p50_s)} />
             <Figure name="p99" value={seconds(totals.p99_s)} />
             <Figure name="In flight" value={count(totals.in_flight)} />
-            <Figure name="Waiting rows" value={count(totals.queue_rows)} />
+            <Figure name="Waiting" value={count(totals.queue_rows)} />
             <Figure name="Gateways" value={`${totals.gateways_ready} of ${totals.gateways}`} bad={totals.gateways_ready < totals.gateways} />
             <Figure name="Redis" value={bytes(totals.redis_memory_bytes)} />
           </dl>
