@@ -25,7 +25,7 @@ from tests.kit.wait import wait_until
 FOLDER = ROOT / "docs" / "console"
 DIGITS = ROOT / "examples" / "digits"
 TRAFFIC_S = 100.0  # so that the history has a line
-COLOURS = 128  # of a picture: flat areas and text need no more
+COLOURS = 256  # of a picture: flat areas and text need no more
 PAGES = {
     "overview": "",
     "models": "models",
@@ -101,7 +101,7 @@ def _take(visitor: Visitor, name: str, theme: str) -> None:
         page.get_by_role("button", name="Send").click()
         page.wait_for_timeout(2000)
     picture = Image.open(io.BytesIO(page.screenshot(full_page=name in WHOLE))).convert("RGB")
-    picture.quantize(COLOURS).save(FOLDER / f"{name}-{theme}.png", optimize=True)
+    picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(FOLDER / f"{name}-{theme}.png", optimize=True)
 
 
 def main() -> None:

@@ -71,13 +71,12 @@ function columnsFor(uses: Map<string, Use> | null, ask: (act: Act, key: Key) => 
         return (
           <>
             {count(used.allowed)} calls{used.refused > 0 && `, ${count(used.refused)} refused`}
-            <div class="hint whole">{count(used.rows)} rows, runs of {seconds(used.run_s)}</div>
+            <div class="hint">{count(used.rows)} rows, runs of {seconds(used.run_s)}, models of {bytes(key.memory_taken_bytes)}</div>
           </>
         );
       },
       by: (key) => use(key)?.allowed ?? null,
     },
-    { name: "Memory", cell: (key) => bytes(key.memory_taken_bytes), by: (key) => key.memory_taken_bytes, right: true },
     {
       name: "Change",
       cell: (key) => {
@@ -143,7 +142,7 @@ export function KeysPage() {
         <Card title="API keys" aside={<Check title="with revoked and expired ones" checked={ended} onCheck={setEnded} />}>
           <Table label="API keys" columns={columnsFor(uses.value, ask)} rows={shown} keyOf={(key) => key.id} sort="Name" empty="There is no live key." />
           <p class="hint">
-            Calls, rows and runs are since the gateways started. <Button onClick={() => (uses.reload(), keys.reload())}>Read anew</Button>
+            Calls, rows and runs are since the gateways started, the memory of its models is now. <Button onClick={() => (uses.reload(), keys.reload())}>Read anew</Button>
           </p>
           <ErrorLine error={uses.error} />
           {keys.value.damaged.map((id) => (

@@ -217,8 +217,12 @@ function Candidates(props: { rows: Candidate[] }) {
       ...sizes.map((size) => ({ name: size === "1" ? "1 row" : `${size} rows`, cell: (row: Candidate) => times(row.ratios?.[size]), by: (row: Candidate) => row.ratios?.[size] ?? null, right: true })),
       { name: "Least cosine", cell: (row) => row.cosine_min?.toFixed(5) ?? "–", by: (row) => row.cosine_min ?? null, right: true },
       { name: "Same class", cell: (row) => (row.agreement_min == null ? "–" : `${(100 * row.agreement_min).toFixed(1)} %`), by: (row) => row.agreement_min ?? null, right: true },
-      { name: "Compiled in", cell: (row) => (row.compile_s ? seconds(row.compile_s) : "–"), by: (row) => row.compile_s ?? null, right: true },
-      { name: "Size", cell: (row) => (row.size_bytes ? bytes(row.size_bytes) : "–"), by: (row) => row.size_bytes ?? null, right: true },
+      {
+        name: "Compiled",
+        cell: (row) => <>{row.compile_s ? `in ${seconds(row.compile_s)}` : "–"}<div class="hint">{row.size_bytes ? bytes(row.size_bytes) : ""}</div></>,
+        by: (row) => row.compile_s ?? null,
+        right: true,
+      },
     ]} />
   );
 }
