@@ -277,6 +277,8 @@ def calls_of(url: str, name: str, usage: Usage | None) -> list[str]:
     """
     kind = usage["kind"] if usage is not None else "tensors"
     own = {"text": "--text 'some text'", "columns": "--input table.csv"}
+    if usage is not None and usage.get("encoded"):
+        own |= {"image": "image.jpg", "audio": "recording.wav"}
     calls = [f"millstream predict {name} {own.get(kind, '--example')}"]
     example = usage["example"] if usage is not None else None
     body = shlex.quote(json.dumps(example, ensure_ascii=True, separators=(",", ":"))) if example is not None else ""

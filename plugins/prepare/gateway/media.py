@@ -82,6 +82,7 @@ class MediaPlans(PreparedPlans):
                 if steps is None:
                     checked[own.name] = CheckedInput(own.fit(own.datatype, tensor.shape), tensor)
                     continue
+                _check_installed(steps)
                 files = await run_in_thread_if_large(tensor.size_bytes, _files, plan.name, steps, tensor)
                 reservation.grow(self._checked_bytes(steps, len(files)))
                 checked[own.name] = _tensor(own, await self._preparer.decoders.decode(steps, files))
@@ -100,6 +101,14 @@ class MediaPlans(PreparedPlans):
                 f"{files} files are a tensor of {size_bytes} bytes: at most {self._preparer.request_bytes_max}",
             )
         return size_bytes
+
+
+def _check_installed(steps: ImagePlan | AudioPlan) -> None:
+    """Raise Failure(UNSUPPORTED) if the library that decodes is missing."""
+    if find_spec("PIL" if isinstance(steps, ImagePlan) else "soundfile") is None:
+        what = "images" if isinstance(steps, ImagePlan) else "recordings"
+        message = f"this server decodes no {what}: pip install 'millstream[media]', or send tensors"
+        raise Failure(Code.UNSUPPORTED, message)
 
 
 def _is_known(steps: ImagePlan | AudioPlan, content: bytes | memoryview) -> bool:
@@ -155,8 +164,7 @@ class MediaPreparer:
         self.decoders = Decoders()
 
     def plans(self, manifest: Manifest, own: InputPlans) -> MediaPlans | None:
-        needed = {"PIL" if steps.image is not None else "soundfile" for steps in manifest.prepare.values()}
-        return MediaPlans(manifest, own, self) if needed and all(find_spec(one) for one in needed) else None
+        return MediaPlans(manifest, own, self) if manifest.prepare else None
 
     async def stop(self) -> None:
         await self.decoders.close()
