@@ -179,7 +179,8 @@ class ComposedLane:
         self._finish(request)
         seconds = self._clock() - request.arrival
         # The whole counts as its run: how long the parts waited is in their own statistics.
-        header = ReplyHeader("", "", 0.0, 0.0, seconds, 0.0, request.rows, [], {}, [], "")
+        header = ReplyHeader("", "", 0.0, 0.0, seconds, 0.0, request.rows, [request.rows], {}, [], "")
+        self._metrics.ran(header)
         self._metrics.answered(request.responder.protocol, [seconds], request.rows, header, seconds)
         try:
             request.responder.answer_one(request, reply)

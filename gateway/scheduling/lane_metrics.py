@@ -137,9 +137,9 @@ class LaneMetrics:
         self._queue_wait.observe(header.queue_s, requests)
         (self._batches_failed if header.failures else self._batches_ok).add()
         if header.runs and requests:
-            self._ran(header)
+            self.ran(header)
 
-    def _ran(self, header: ReplyHeader) -> None:
+    def ran(self, header: ReplyHeader) -> None:
         """Count the runs of a reply. The parts of a bisected run share its time in proportion to their rows."""
         self._sums.add_to(Field.EXECUTIONS, len(header.runs))
         self._last.set(time.time())  # noqa: TID251 - shown to people

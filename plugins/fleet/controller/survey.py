@@ -99,7 +99,7 @@ class Survey:
         expected: dict[str, Mapping[str, Footprint]] = {}
         for model in models.values():
             for number, (manifest, verdict) in model.versions.items():
-                if not model.endpoint.serves(number):
+                if manifest.parts or not model.endpoint.serves(number):  # no worker loads what a gateway composes
                     continue
                 settings = model.endpoint.placement_of(number)
                 pools = pools_of(manifest, settings, self._pools)

@@ -56,6 +56,10 @@ class StepRequest(Request):
     run: GraphRun
     number: int  # of the step in the plan
 
+    @property
+    def wanted(self) -> Sequence[int]:
+        return self.run.wanted_of(self.number)
+
 
 class _StepResponder:
     """Takes the answers of the steps of all graphs."""
@@ -193,7 +197,7 @@ class GraphRun:
         step.inputs = ()
         try:
             for slot, output in zip(planned.outputs, reply, strict=True):
-                if slot in self._uses or slot in self._answers:
+                if self._needs(slot):
                     self._values[slot] = HeldTensor(output.shape, output.array, _size(output))
             if self._answer_if_complete():
                 return
@@ -258,8 +262,15 @@ class GraphRun:
                     self._look_at(number)
         finally:
             self._advancing = False
-        if not self._over and not self._active and not self._answer_if_complete():
+        if not self._over and not self._answer_if_complete() and not self._active:
             raise self._not_made()
+
+    def _needs(self, slot: int) -> bool:
+        return bool(self._uses.get(slot)) or slot in self._answers
+
+    def wanted_of(self, number: int) -> list[int]:
+        """Return the outputs of a step that are needed: a graph within this one runs no others."""
+        return [index for index, slot in enumerate(self._plan.steps[number].outputs) if self._needs(slot)]
 
     def _look_at(self, number: int) -> None:
         step = self._plan.steps[number]

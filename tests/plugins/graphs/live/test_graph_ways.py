@@ -71,6 +71,15 @@ def test_ways_are_joined_and_a_request_that_no_way_takes_is_refused(stack: Stack
     assert (missing.status_code, missing.json()["error"]) == (400, says)
 
 
+def test_a_graph_within_runs_only_what_is_needed(stack: Stack) -> None:
+    inner = "steps:\n  a: {model: switch, inputs: {x: x}}\noutputs: {low: a.low, y: a.y}\n"
+    push_graph(stack, "outer", inner)
+    before = steps_of(stack, "double")
+    assert np.array_equal(outputs(call(stack, "outer", X - 9, outputs=[{"name": "low"}]))["low"], 9 - X)
+    assert steps_of(stack, "double") == before
+    assert np.array_equal(outputs(call(stack, "outer", X, outputs=[{"name": "y"}]))["y"], 4 * X)
+
+
 def test_a_condition_that_cannot_be_evaluated_names_its_step(stack: Stack) -> None:
     push_graph(stack, "single", "steps:\n  a: {model: double, inputs: {x: x}, if: x > 1}\noutputs: {y: a.y}\n")
     reply = call(stack, "single", X)
