@@ -87,7 +87,11 @@ def prepared_for(plans: InputPlans, failure: Failure, body: bytes | memoryview =
         wanted = failure.name in prepared.names
     else:
         wanted = isinstance(failure, OtherDatatype) and failure.name in prepared.names and failure.datatype == BYTES
-    return prepared if wanted or (body and prepared.recognises(body)) else None
+    if not wanted and not (body and prepared.recognises(body)):
+        return None
+    # The frames of the first reading hold the body, and one of them the failure: a cycle, which would keep a segment.
+    failure.__traceback__ = None
+    return prepared
 
 
 def gives_prepared(plans: InputPlans, document: object) -> bool:
