@@ -23,6 +23,7 @@ from millstream.plugins.children.confined import InputError, ModelError, Termina
 from millstream.plugins.children.message_channel import TensorData
 from millstream.plugins.functions.event_loop import PipePolicy
 from millstream.plugins.functions.hints import HintCodec, HintError, Parameter, results_of, value_of
+from millstream.plugins.functions.lit_api import function_of, is_lit_api
 
 PREDICT = "predict"
 _SHOWN = 5  # names in a message
@@ -41,7 +42,7 @@ def load(task: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Sequence[Tenso
         module = _imported(path)
         name, function = _function(module, path)
         if inspect.isclass(function):
-            function = _opened(function, loop)
+            function = function_of(function) if is_lit_api(function) else _opened(function, loop)
         called = Called(path, name, function, loop)
     return called.described(), called.run
 
