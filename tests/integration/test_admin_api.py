@@ -82,6 +82,8 @@ async def test_a_version_is_described_in_full(client: httpx2.AsyncClient, versio
         "variants": [],
         "races": [],
         "imported": None,
+        "graph": None,
+        "steps": [],
     }
 
 

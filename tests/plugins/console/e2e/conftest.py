@@ -1,4 +1,7 @@
-"""A server with two models and a key, and a browser: one of each for all files that a process of tests runs."""
+"""A server with two models and a key, and a browser: one of each for a file.
+
+Playwright leaves an event loop running in its thread, in which tests of other files could not run theirs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tests.kit.stack import Stack, running_stack
 from tests.plugins.console.e2e.keys import create_key
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """As an operator runs it: a gateway, a pool that scales, a controller. As there is a key, each call needs one."""
     folder = tmp_path_factory.mktemp("server")
@@ -23,13 +26,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with running_browser() as browser:
         yield browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def writing_key(server: Stack) -> str:
     """The secret of a key that may call, read and change all models, and nothing else."""
     return create_key(server, "writing", "infer:*", "models:read:*", "models:write:*", "metrics")

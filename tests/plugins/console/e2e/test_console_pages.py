@@ -26,7 +26,7 @@ _LOADS = "/Loading…|Waiting for the first|connecting/.test(document.body.inner
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The script of axe-core, in the version of the page's lock file."""
     script = Path("node_modules", "axe-core", "axe.min.js")
