@@ -43,7 +43,7 @@ from millstream.services.settings import settings_of
 
 _STATIC = Path(__file__).resolve().parents[1] / "static"
 _PAGE_HEADERS = page_headers(
-    script="'self'", style="'self'", img="'self' data: blob:", media="blob:", connect="'self'", font="'self'"
+    script="'self'", style="'self'", img="'self' data: blob:", media="data:", connect="'self'", font="'self'"
 )
 #: The build puts a digest into the names of assets: their content never changes.
 _ASSET_HEADERS = {"cache-control": "public, max-age=31536000, immutable", "x-content-type-options": "nosniff"}

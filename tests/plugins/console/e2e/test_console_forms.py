@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import wave
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,6 +82,19 @@ def test_an_image_that_the_server_prepares_is_sent_as_the_file(tried, tmp_path):
     send(page)
     row = page.get_by_role("region", name="means, row 1").get_by_role("row").nth(1)
     expect(row.get_by_role("cell")).to_have_text(["0", "1"])
+
+
+def test_a_recording_that_the_server_prepares_can_be_heard_and_is_sent_as_the_file(tried, tmp_path):
+    steps = {"audio": {"rate": 16000}}
+    page = tried(models.loudness(tmp_path / "m.onnx"), json.dumps({"prepare": {"input_values": steps}}))
+    with wave.open(str(tmp_path / "tone.wav"), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(struct.pack("<h", 1 << 14) * 16000)
+    page.get_by_label("File of audio").set_input_files(tmp_path / "tone.wav")
+    sound = page.get_by_label("what will be sent as audio")
+    expect(sound).to_have_js_property("duration", 1)
+    send(page)
+    expect(page.get_by_role("region", name="answer")).to_contain_text("0.25")
 
 
 def test_a_table_is_read_from_csv_and_a_wrong_cell_is_named(tried, tmp_path):

@@ -18,7 +18,9 @@ function addressOf(file: File): Promise<string> {
 }
 
 export function EncodedForm({ metadata, kept, busy, send }: FormProps) {
-  const names = Object.values(metadata.parameters?.usage?.encoded ?? {});
+  const usage = metadata.parameters?.usage;
+  const names = Object.values(usage?.encoded ?? {});
+  const kind = usage?.kind === "audio" ? "audio" : "image";
   const [files, keep] = useDraft<Record<string, string>>(kept, {});
   const [error, setError] = useState<unknown>(null);
   const take = async (name: string, file: File) => {
@@ -36,8 +38,10 @@ export function EncodedForm({ metadata, kept, busy, send }: FormProps) {
     <AskForm ask={ask} send={send} disabled={busy || !given.length}>
       {names.map((name) => (
         <div key={name}>
-          <Drop label={`File of ${name}`} accept="image/*" pasted={names.length === 1} onFile={(file) => void take(name, file)}>Drop the image for {name} here, paste one, or choose a file.</Drop>
-          {files[name] && <p><img class="picture" src={files[name]} alt={`what will be sent as ${name}`} /> <Button onClick={() => keep({ [name]: "" })}>Remove</Button></p>}
+          <Drop label={`File of ${name}`} accept={`${kind}/*`} pasted={kind === "image" && names.length === 1} onFile={(file) => void take(name, file)}>
+            {kind === "image" ? `Drop the image for ${name} here, paste one, or choose a file.` : `Drop the recording for ${name} here, or choose a file.`}
+          </Drop>
+          {files[name] && <p>{kind === "image" ? <img class="picture" src={files[name]} alt={`what will be sent as ${name}`} /> : <audio controls src={files[name]} aria-label={`what will be sent as ${name}`} />} <Button onClick={() => keep({ [name]: "" })}>Remove</Button></p>}
         </div>
       ))}
       <ErrorLine error={error} />

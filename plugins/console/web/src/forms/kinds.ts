@@ -33,7 +33,7 @@ function usageIs(kind: string) {
 /** The first one that fits is opened first. */
 export const KINDS: FormKind[] = [
   { name: "text", title: "Text", fits: usageIs("text"), Form: TextForm },
-  { name: "encoded", title: "Image file", fits: (metadata) => Object.keys(metadata.parameters?.usage?.encoded ?? {}).length > 0, Form: EncodedForm },
+  { name: "encoded", title: "File", fits: (metadata) => Object.keys(metadata.parameters?.usage?.encoded ?? {}).length > 0, Form: EncodedForm },
   { name: "image", title: "Image", fits: (metadata) => !!metadata.parameters?.usage?.image, Form: ImageForm },
   { name: "table", title: "Table", fits: usageIs("columns"), Form: TableForm },
   { name: "numbers", title: "Tensors", fits: (metadata) => metadata.inputs.length > 0, Form: NumbersForm },
