@@ -22,6 +22,13 @@ PROOF = {"x-millstream-console": "1"}
 DATA = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 
 
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A server of this file alone: once there was a key, each call needs one."""
+    with running_stack(tmp_path_factory.mktemp("console"), gateways=2) as started:
+        yield started
+
+
 @contextmanager
 def browser(stack: Stack, key: str | None = None) -> Iterator[httpx2.Client]:
     """A client that keeps cookies, as a browser does, signed in with a key."""
