@@ -297,7 +297,7 @@ _MODES_OF_BYTES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "
 
 def is_image(value: Any) -> bool:
     """Whether a value is an image of Pillow, or the bytes or the path of a file that may be one."""
-    module = sys.modules.get("PIL.Image")  # whoever has such an image has imported it
+    module = sys.modules.get("PIL.Image")  # a caller with such an image has imported it
     return isinstance(value, bytes | bytearray | PathLike) or (module is not None and isinstance(value, module.Image))
 
 

@@ -90,7 +90,7 @@ def _text(at: int, element: object) -> bytes:
 
 def is_missing(element: object) -> bool:
     """Whether an element says that there is no value: None, NaN, or pandas' NA and NaT."""
-    pandas = sys.modules.get("pandas")  # whoever has such an element has imported it
+    pandas = sys.modules.get("pandas")  # a caller with such an element has imported it
     if element is None or (pandas is not None and (element is pandas.NA or element is pandas.NaT)):
         return True
     return isinstance(element, float) and math.isnan(element)
