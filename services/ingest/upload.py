@@ -264,7 +264,9 @@ class ModelUpload:
         if isinstance(outcome, CheckedModel):
             return outcome
         await to_end_in_storage_thread(self._check_space)  # a conversion writes the model again
-        converted = await importers()[outcome.importer].run(self.folder(), outcome, self.options, self._settings)
+        importer = importers()[outcome.importer]
+        self.take(importer)
+        converted = await importer.run(self.folder(), outcome, self.options, self._settings)
         if converted.classes is not None and self.config.classes is None:
             labels = {converted.classes.output: LABELS, **self.config.labels}
             self.config = self.config.model_copy(update={"classes": converted.classes, "labels": labels})

@@ -87,3 +87,18 @@ def test_documents_are_json_where_the_protocol_is(stack: Stack, tmp_path: Path) 
     wrong = stack.http.post("/v1/models/total:predict", json={"instances": [{"order": "{", "tax": 1.0}]})
     assert wrong.status_code == 400
     assert "order: " in wrong.text
+
+
+def test_a_key_uploads_functions_only_with_the_right_to_code(tmp_path: Path) -> None:
+    with running_stack(tmp_path / "stack", pools="cpu=1") as stack:
+
+        def push(name: str, *scopes: str) -> tuple[int, str]:
+            made = stack.http.post("/admin/v1/keys", json={"name": name, "scopes": scopes}).raise_for_status().json()
+            headers = {"Authorization": f"Bearer {made['key']}"}
+            reply = stack.http.post(f"/admin/v1/models/{name}/versions", content=EXAMPLE.read_bytes(), headers=headers)
+            return reply.status_code, reply.text
+
+        status, text = push("writer", "models:write")
+        assert status == 403
+        assert "lacks the scope 'models:code', which an upload of Python needs" in text
+        assert push("coder", "models:write", "models:code")[0] == 201
