@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -19,35 +19,28 @@ from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.scheduling.composed import ComposedLane, ComposedParts
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.request import Request
-from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.outputs import Outputs, OutputTensor, Reply
-from millstream.plugins.graphs.conditions import ReadTensor
 from millstream.plugins.graphs.document import Graph
+from millstream.plugins.graphs.gateway.held_tensors import (
+    SKIPPED,
+    HeldTensor,
+    held,
+    nothing,
+    readable,
+    reshaped,
+    size_of,
+    step_inputs,
+)
 from millstream.plugins.graphs.graph_plan import GraphPlan, PlannedStep
 from millstream.plugins.graphs.inference_graph import resolved
 from millstream.plugins.graphs.structure import Structure
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import Histogram
-from millstream.services.model.datatypes import BYTES, NUMPY, decode_elements, encode_elements
 
 PROTOCOL = "graph"  # under which the metrics of a step's version count its requests
 #: share of the time that is left which later steps may claim from a step: their times are predictions
 LATER_SHARE_MAX = 0.5
-_NOTHING = np.empty(0, np.uint8)
-
-
-class HeldTensor(NamedTuple):
-    """A tensor that a request holds. `data`: an array, the raw form as it came, or for BYTES the elements."""
-
-    shape: tuple[int, ...]
-    data: Any
-    size_bytes: int
-
-
-#: in place of the output of a step that was skipped
-SKIPPED = HeldTensor((), None, 0)
 
 
 class StepRequest(Request):
@@ -158,7 +151,7 @@ class GraphRun:
         self._wanted = range(len(specs)) if wanted is None else tuple(dict.fromkeys(wanted))
         self._left = set(plan.needed(self._wanted))  # steps that neither began nor were skipped
         self._active: set[StepRequest] = set()
-        self._values: dict[int, HeldTensor] = {slot: _value(tensor) for slot, tensor in enumerate(whole.inputs)}
+        self._values: dict[int, HeldTensor] = {slot: held(tensor) for slot, tensor in enumerate(whole.inputs)}
         self._uses: dict[int, int] = {}
         for number in self._left:
             for slot in set(plan.steps[number].slots()):
@@ -198,7 +191,7 @@ class GraphRun:
         try:
             for slot, output in zip(planned.outputs, reply, strict=True):
                 if self._needs(slot):
-                    self._values[slot] = HeldTensor(output.shape, output.array, _size(output))
+                    self._values[slot] = HeldTensor(output.shape, output.array, size_of(output))
             if self._answer_if_complete():
                 return
             self._keep(planned.outputs)
@@ -301,7 +294,7 @@ class GraphRun:
         if any(self._values[slot] is SKIPPED for slot in step.reads.values()):
             return False
         plan = self._plan
-        tensors = {name: _readable(self._values[slot], plan.datatypes[slot]) for name, slot in step.reads.items()}
+        tensors = {name: readable(self._values[slot], plan.datatypes[slot]) for name, slot in step.reads.items()}
         try:
             return step.condition.holds(tensors, self._draws)
         except Failure as failure:
@@ -320,7 +313,7 @@ class GraphRun:
         step, whole = self._plan.steps[number], self.whole
         try:
             route = self._runner.route(step.part.content_id, step.part.label)
-            inputs, rows = _inputs(route.plans, values, reshapes=self._plan.reshapes)
+            inputs, rows = step_inputs(route.plans, values, reshapes=self._plan.reshapes)
         except Failure as failure:
             raise _of_step(step, failure) from None
         now = time.monotonic()
@@ -341,7 +334,7 @@ class GraphRun:
     def _answer_if_complete(self) -> bool:
         """Answer the request if all outputs that it wants are there. Steps that still run are withdrawn."""
         reply = [
-            OutputTensor(spec.datatype, (0,), _nothing(spec.datatype)) for spec in self._lane.manifest.signature.outputs
+            OutputTensor(spec.datatype, (0,), nothing(spec.datatype)) for spec in self._lane.manifest.signature.outputs
         ]
         for index in self._wanted:
             for slot in self._plan.outputs[index]:
@@ -359,7 +352,7 @@ class GraphRun:
 
     def _answered(self, index: int, value: HeldTensor) -> OutputTensor:
         spec, data = self._lane.manifest.signature.outputs[index], value.data
-        shape = _reshaped(value.shape, spec.shape) if self._plan.reshapes else value.shape
+        shape = reshaped(value.shape, spec.shape) if self._plan.reshapes else value.shape
         if shape != value.shape and not isinstance(data, list):
             data = data.reshape(shape)
         return OutputTensor(spec.datatype, shape, data)
@@ -394,59 +387,3 @@ def _of_step(step: PlannedStep, failure: Failure) -> Failure:
     if failure.message.startswith("step '"):
         return failure
     return Failure(failure.code, f"{step.part.label}: {failure.message}", retry_after_s=failure.retry_after_s)
-
-
-def _value(tensor: InputTensor) -> HeldTensor:
-    return SKIPPED if tensor.shape == ABSENT.shape else HeldTensor(*tensor)
-
-
-def _size(output: OutputTensor) -> int:
-    array = output.array
-    return sum(map(len, array)) + 8 * len(array) if isinstance(array, list) else array.nbytes
-
-
-def _nothing(datatype: str) -> Any:
-    return [] if datatype == BYTES else _NOTHING
-
-
-def _inputs(
-    plans: InputPlans, values: Sequence[HeldTensor], *, reshapes: bool = False
-) -> tuple[list[InputTensor], int]:
-    """Return values as the inputs of a version, and their rows. Raises Failure(INVALID): a shape does not fit."""
-    tensors: list[InputTensor | None] = []
-    rows, first = 1, True
-    for plan, value in zip(plans, values, strict=True):
-        if value is SKIPPED:
-            tensors.append(None)
-            continue
-        shape = _reshaped(value.shape, plan.shape) if reshapes else value.shape
-        extent = plan.fit(plan.datatype, shape)
-        if not first and extent.rows != rows:
-            raise plans.rows_differ(plan)
-        rows, first = extent.rows, False
-        data, size_bytes = value.data, value.size_bytes
-        if isinstance(data, list):
-            data = encode_elements(data)
-            size_bytes = len(data)
-        tensors.append(InputTensor(extent.shape, data, size_bytes))
-    return plans.complete(tensors), rows
-
-
-def _reshaped(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape with or without its one row, if that is what is wanted, as Triton does between steps."""
-    if len(shape) == len(wanted) - 1 and wanted[0] == -1:
-        return (1, *shape)
-    return shape[1:] if len(shape) == len(wanted) + 1 and shape[0] == 1 else shape
-
-
-def _readable(value: HeldTensor, datatype: str) -> ReadTensor:
-    """Return a value as conditions read it."""
-    data = value.data
-    if isinstance(data, list):
-        return ReadTensor(value.shape, data)
-    if datatype == BYTES:
-        return ReadTensor(value.shape, decode_elements(data))
-    array = data if isinstance(data, np.ndarray) else np.frombuffer(data, NUMPY[datatype])
-    if datatype == "BF16":
-        array = (array.astype(np.uint32) << 16).view(np.float32)
-    return ReadTensor(value.shape, array.reshape(-1))
