@@ -127,6 +127,19 @@ class VersionStep(TypedDict):
     step: str
     model: str
     version: int
+    measured: StepMeasured | None
+
+
+class StepMeasured(TypedDict):
+    """What the gateways of the machine measured of a step of a graph. Times are seconds of answered steps."""
+
+    answered: int
+    skipped: int
+    failed: dict[str, int]
+    p50_s: float | None
+    p99_s: float | None
+    queue_s: float | None
+    run_s: float | None
 
 
 class Version(TypedDict):

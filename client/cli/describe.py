@@ -12,7 +12,15 @@ from millstream.client.cli.options import Endpoint, Json, Key, Name, open_client
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from millstream.client.documents import ImportedModel, ListedVersion, Model, RaceSummary, Tensor, Version
+    from millstream.client.documents import (
+        ImportedModel,
+        ListedVersion,
+        Model,
+        RaceSummary,
+        StepMeasured,
+        Tensor,
+        Version,
+    )
 
 
 def describe(
@@ -142,13 +150,29 @@ def _show_parts(console: Console, version: ListedVersion) -> None:
 
 
 def _steps(version: ListedVersion) -> Iterator[str]:
-    """Yield the steps of a graph: "detect: detector v3 (image = image) if rows(x) > 0"."""
+    """Yield the steps of a graph, each with what was measured: "detect: detector v3 (image = image) if rows(x) > 0"."""
     document = (version.get("graph") or {}).get("steps", {})
     for step in version.get("steps", ()):
         of = document.get(step["step"], {})
         inputs = ", ".join(f"{name} = {' or '.join(sources)}" for name, sources in of.get("inputs", {}).items())
         condition = f" if {of['if']}" if of.get("if") else ""
         yield f"{step['step']}: {step['model']} v{step['version']} ({inputs}){condition}"
+        if measured := step.get("measured"):
+            yield f"  {_measured(measured)}"
+
+
+def _measured(step: StepMeasured) -> str:
+    """Return what was measured of a step: 12 answered, half within 2 ms, 99 % within 5 ms; …"""
+    from millstream.client.cli.terminal import duration
+
+    parts = [f"{step['answered']} answered"]
+    if step["p50_s"] is not None and step["p99_s"] is not None:
+        parts[0] += f", half within {duration(step['p50_s'])}, 99 % within {duration(step['p99_s'])}"
+    if step["queue_s"] is not None and step["run_s"] is not None:
+        parts.append(f"on average {duration(step['queue_s'])} until the run, which took {duration(step['run_s'])}")
+    parts += [f"{count} failed: {code}" for code, count in sorted(step["failed"].items())]
+    parts += [f"{step['skipped']} skipped"] if step["skipped"] else []
+    return "; ".join(parts)
 
 
 def _raced(race: RaceSummary) -> str:

@@ -76,7 +76,7 @@ def _add_details(deps: Deps, versions: Sequence[schemas.Version]) -> None:
             found = deps.repository.variants.reports(view.manifest)
             version.variants = [schemas.Variant.of(name, report) for name, report in found.items()]
             for section in contributions("model_section", FunctionType):
-                for key, value in section(deps.repository, view.manifest).items():
+                for key, value in section(deps, view.manifest).items():
                     setattr(version, key, value)
 
 

@@ -108,12 +108,25 @@ class ImportedModel(BaseModel):
         return None if record is None else cls.model_validate(record.model_dump(exclude={"samples"}))
 
 
+class StepMeasured(BaseModel):
+    """What the gateways of the machine measured of a step of a graph. Times are seconds of answered steps."""
+
+    answered: int
+    skipped: int = Field(description="Times that it did not run, as its condition or what it needs did not hold.")
+    failed: dict[str, int] = Field(description='Code -> times that it failed so; "cancelled": it was withdrawn.')
+    p50_s: float | None = Field(description="Median from its submission to its answer; null: it never answered.")
+    p99_s: float | None = None
+    queue_s: float | None = Field(description="Mean wait for its run.")
+    run_s: float | None = Field(description="Mean of its runs, which requests share.")
+
+
 class VersionStep(BaseModel, from_attributes=True):
     """A step of a graph, and the version that it runs."""
 
     step: str = Field(description="Its name in the graph.")
     model: str
     version: int
+    measured: StepMeasured | None = Field(None, description="null: it never ran; not in the list of all models.")
 
 
 class Version(BaseModel):

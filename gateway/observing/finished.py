@@ -7,7 +7,7 @@ lane: until the request's batch left the gateway │ queue: until its run began 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ FAILED_HTTP = frozenset({429, *range(500, 600)})
 #: the same for gRPC: UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE, DATA_LOSS
 FAILED_GRPC = frozenset({2, 4, 8, 13, 14, 15})
 RUNS_MAX = 64  # runs of one call that are recorded
+SERVER_TIMING_BYTES_MAX = 2048  # of the header: further steps of a graph are left out, as proxies refuse long heads
 PATH_MAX = 1024  # characters of a path that are kept: a head may have 64 KiB, and thousands of requests wait
 
 #: the inference requests that the current task began, for calls that are observed; None: not observed
@@ -53,13 +54,46 @@ class BatchTiming:
         #: the part of the header Server-Timing that all requests of the batch share
         self.worker = b", queue;dur=%.3f, run;dur=%.3f" % (queue_ms, run_ms) if shown else b""
 
+    @property
+    def run_s(self) -> float:
+        """The time of the run, with its inputs and outputs."""
+        return self.header.input_s + self.header.infer_s + self.header.output_s
 
-def server_timing(timing: BatchTiming, arrival: float) -> bytes:
-    """Return the value of Server-Timing for a request that arrived at `arrival`.
+    def waited_s(self, arrival: float) -> float:
+        """Return how long a request that arrived at `arrival` waited for the run, in the lane and in the queue."""
+        return max(0.0, self.put_at - arrival) + max(0.0, self.header.queue_s)
+
+
+def server_timing(request: Any, now: float) -> bytes:
+    """Return the value of Server-Timing for a request that is answered `now`; empty: it is not shown.
+
+    That of a graph has the whole time, and how long each step waited and ran: total, detect.queue, detect.run.
 
     Source: W3C, "Server Timing": metrics of one header are separated by commas, durations are milliseconds.
     """
-    return b"lane;dur=%.3f%b" % ((timing.put_at - arrival) * 1000, timing.worker)
+    timing = request.timing
+    if timing is not None:
+        return b"lane;dur=%.3f%b" % ((timing.put_at - request.arrival) * 1000, timing.worker) if timing.shown else b""
+    metrics, size_bytes = [], 0
+    for name, step in _steps_of(request, ""):
+        if not step.timing.shown:
+            return b""
+        times = name, step.timing.waited_s(step.arrival) * 1000, name, step.timing.run_s * 1000
+        metric = b", %b.queue;dur=%.3f, %b.run;dur=%.3f" % times
+        size_bytes += len(metric)
+        if size_bytes > SERVER_TIMING_BYTES_MAX:
+            break
+        metrics.append(metric)
+    return b"total;dur=%.3f%b" % ((now - request.arrival) * 1000, b"".join(metrics)) if metrics else b""
+
+
+def _steps_of(request: Any, above: str) -> Iterator[tuple[bytes, Any]]:
+    """Yield the steps that ran for a request, also of graphs within, by their names: "read.crop"."""
+    for step in request.steps:
+        name = above + step.step
+        if step.timing is not None:
+            yield name.encode(), step
+        yield from _steps_of(step, f"{name}.")
 
 
 class Run(NamedTuple):
@@ -72,6 +106,7 @@ class Run(NamedTuple):
     rows: int
     arrival: float  # when it was admitted
     timing: BatchTiming | None  # its last batch's; None: it was in none
+    step: str = ""  # its name in the graph that it ran for
 
 
 class Finished(NamedTuple):
@@ -123,6 +158,7 @@ def runs_of(tickets: Iterable[Any]) -> tuple[Run, ...]:
                     request.rows,
                     request.arrival,
                     request.timing,
+                    request.step,
                 )
             )
             if request.steps:

@@ -77,7 +77,13 @@ def guarded(record: Callable[..., None], *arguments: Any) -> None:
 
 
 class Observer:
-    """Passes finished calls on to `sinks`. `active`: whether there are any; else calls are not observed at all."""
+    """Passes finished calls on to `sinks`. `active`: whether there are any; else calls are not observed at all.
+
+    `times_batches`: whether requests get the times of their batches although there are no sinks: graphs count those of
+    their steps.
+    """
+
+    times_batches = False
 
     def __init__(self, sinks: Sequence[CallSink] = ()) -> None:
         self._switches: list[Callable[[bool], None]] = []

@@ -189,8 +189,8 @@ class Caller:
 
 def _describe(exchange: Exchange, request: Request) -> None:
     """Add to the reply over HTTP how long the parts of the request took, and the load of its lane, if asked for."""
-    if request.timing is not None and request.timing.shown:
-        exchange.add(b"server-timing", server_timing(request.timing, request.arrival))
+    if (request.timing is not None or request.steps) and (timing := server_timing(request, time.monotonic())):
+        exchange.add(b"server-timing", timing)
     if request.form:
         exchange.add(FORM_HEADER, served_by(request))
     asked = exchange.headers.load_format

@@ -224,8 +224,8 @@ class Completion:
             self._in_flight.free_slices(batch, max(batch.attempt, header.attempt))
 
     def _timing(self) -> Callable[[ReplyHeader, float, float, int], BatchTiming] | None:
-        context = self._lane.context
-        return context.timing if context.observer is None or context.observer.active else None
+        context, observer = self._lane.context, self._lane.context.observer
+        return context.timing if observer is None or observer.active or observer.times_batches else None
 
     def _note(self, requests: list[Request], put_at: float, header: ReplyHeader, now: float) -> None:
         """Note in requests what their replies say of the run: its times, and the compiled form that made it."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from millstream.gateway.catalog.snapshot import Snapshot, VersionView
-from millstream.gateway.observing.observer import Observer
 from millstream.gateway.scheduling.admission import CANNOT_SERVE_RETRY_S
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.load_report import LaneLoad
@@ -45,7 +44,8 @@ class ComposedParts(NamedTuple):
         metrics: of the version.
         registry: for further metrics.
         bytes_max: limit on the tensors that one request holds between its steps.
-        observer: tells whether calls are observed.
+        records_steps: says whether requests keep those of their steps, for what is recorded and shown of them.
+        load: has a version loaded that a step will run, until an instant of the monotonic clock.
     """
 
     manifest: Manifest
@@ -54,7 +54,18 @@ class ComposedParts(NamedTuple):
     metrics: LaneMetrics
     registry: MetricsRegistry
     bytes_max: int
-    observer: Observer
+    records_steps: Callable[[], bool]
+    load: Callable[[str, float], object]
+
+    def load_cold(self, content_id: str, until: float) -> None:
+        """Have the version of a step loaded if no worker has it; that of a graph: those that its steps run."""
+        route = self.routes().get(content_id)
+        lane = None if route is None else route.lane
+        if isinstance(lane, ComposedLane):
+            for part in lane.manifest.parts:
+                self.load_cold(part.content_id, until)
+        elif lane is not None and not lane.can_serve:
+            self.load(content_id, until)
 
 
 class ComposedRun(Splitting, Protocol):

@@ -155,7 +155,7 @@ class PoolContext:
     reply_bytes_max: int = 256 << 20  # limit on the outputs of a batch, if their size is known
     #: makes the timing of a batch, which its requests get; None: they get none
     timing: Callable[[ReplyHeader, float, float, int], BatchTiming] | None = None
-    observer: Observer | None = None  # without sinks, batches get no timing; None: they always do
+    observer: Observer | None = None  # says whether batches get a timing; None: they always do
     #: sends a batch to an idle worker on this host (DirectDispatch.send); None: all batches take the queue
     direct: Callable[[InFlightBatch, bytes, int], bool] | None = None
     timed: set[LaneState] = field(default_factory=set)  # as in LaneTable, as is the next one

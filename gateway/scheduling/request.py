@@ -48,6 +48,7 @@ class Request:
     account: Account | None = None  # the caller's key pays for the run; None: there is no limit
     key: KeyCounters | None = None  # counts for the caller's key; None: no key is needed
     steps: Sequence[Request] = ()  # those that ran for it, of a composed version
+    step = ""  # of the request of a step: its name
     lane: RequestLane  # the one that took it, or refused it last
 
     def __init__(

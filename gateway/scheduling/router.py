@@ -233,6 +233,8 @@ class Router:
         """Make the lane of a version that runs other versions, once; tell it their state. Raises Failure, OSError."""
         if not hasattr(route, "lane"):
             manifest, shared = view.manifest, self._shared
+            observer = shared.recorder.observer
+            observer.times_batches = True
             made = ComposedParts(
                 manifest,
                 lambda: self._lanes.routes,
@@ -240,7 +242,8 @@ class Router:
                 LaneMetrics(self._registry, manifest, ComposedLane.pool, lazy=True),
                 self._registry,
                 self._settings.reply_bytes_max,
-                shared.recorder.observer,
+                lambda: self._settings.server_timing or observer.active,
+                self._demands.load,
             )
             runner = await asyncio.to_thread(shared.runner_of, manifest, made)
             route.lane = ComposedLane(made, runner)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache
 from typing import Any, cast
@@ -343,8 +344,8 @@ class RestResponder:
 
     def _send(self, request: RestRequest, headers: ReplyHeaders, body: bytes) -> None:
         added = b""
-        if request.timing is not None and request.timing.shown:
-            added = b"server-timing: %b\r\n" % server_timing(request.timing, request.arrival)
+        if (request.timing is not None or request.steps) and (timing := server_timing(request, time.monotonic())):
+            added = b"server-timing: %b\r\n" % timing
         if request.form:
             added += b"%b: %b\r\n" % (FORM_HEADER, served_by(request))
         if request.load_format is not None and (wanted := wanted_format(request.load_format)) is not None:

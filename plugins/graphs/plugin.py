@@ -17,5 +17,5 @@ PLUGIN = Plugin(
             composer="millstream.plugins.graphs.gateway.composer:COMPOSER",
         ),
     ),
-    model_section=("millstream.plugins.graphs.gateway.composer:graph_of",),
+    model_section=("millstream.plugins.graphs.gateway.step_statistics:graph_of",),
 )

@@ -83,6 +83,24 @@ STEP_DURATION = Metric(
     ("model", "version", "step"),
     SECONDS,
 )
+STEP_REQUESTS = Metric(
+    "millstream_step_requests_total",
+    Kind.COUNTER,
+    "Steps of graphs that ended, or were skipped.",
+    ("model", "version", "step", "outcome"),
+)
+STEP_QUEUE_SECONDS = Metric(
+    "millstream_step_queue_seconds_total",
+    Kind.COUNTER,
+    "Time that answered steps of a graph waited for their runs.",
+    ("model", "version", "step"),
+)
+STEP_RUN_SECONDS = Metric(
+    "millstream_step_run_seconds_total",
+    Kind.COUNTER,
+    "Time of the runs that answered steps of a graph, shared or not.",
+    ("model", "version", "step"),
+)
 QUEUE_WAIT_SECONDS = Metric(
     "millstream_queue_wait_seconds",
     Kind.HISTOGRAM,

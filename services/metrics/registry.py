@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import mmap
 import os
 import threading
 from bisect import bisect_left
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from millstream.services.metrics import files
@@ -111,6 +114,26 @@ class Histogram:
         values = self._values
         values[self._slot + bisect_left(self._bounds, v)] += n
         values[self._sum] += v * n
+
+
+def quantile(counts: Sequence[float], share: float, bounds: Sequence[float]) -> float | None:
+    """Return a quantile of a histogram as Prometheus' `histogram_quantile` does; None if it is empty.
+
+    Args:
+        counts: of observations in each bucket.
+        share: of the observations, from 0 to 1.
+        bounds: the inclusive upper bound of each bucket, the last one infinite.
+
+    Within a bucket, observations count as evenly spread. Beyond the last finite bound, that bound is returned.
+    """
+    if not any(counts) or len(counts) != len(bounds):
+        return None
+    upto = list(accumulate(counts))
+    rank = share * upto[-1]
+    for (lower, upper), (below, above) in zip(pairwise((0.0, *bounds)), pairwise((0.0, *upto)), strict=True):
+        if above >= rank and above > below:
+            return lower if math.isinf(upper) else lower + (upper - lower) * (rank - below) / (above - below)
+    return bounds[-2]
 
 
 class CounterVector:

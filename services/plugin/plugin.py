@@ -137,7 +137,7 @@ class Plugin:
         supervisor: builders of a part of a machine's supervisor (services/supervisor/parts.py).
         process: programs that an operator may start.
         devices: functions that return checks of `millstream doctor devices` (services/cli/doctor/machine.Check).
-        model_section: functions of a repository and a manifest that return fields of the page of a version.
+        model_section: functions of Deps and a manifest that return fields of the page of a version.
         worker: builders of a part of each worker (workers/parts.py).
     """
 

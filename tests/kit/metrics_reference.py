@@ -48,7 +48,7 @@ LABELS = {
     "step": "Name of a step of a graph.",
     "outcome": (
         f"Of requests: `ok`, or the error: {', '.join(f'`{code.value}`' for code in Code)}. "
-        "Of batches: `ok`, `failed`. Of batch checks: `agrees`, `differs`, `undecided`. "
+        "Of steps also `skipped`. Of batches: `ok`, `failed`. Of batch checks: `agrees`, `differs`, `undecided`. "
         "Of orders: `done`, `refused`, `failed`, `lost`. "
         "Of calls with API keys: `allowed`, `forbidden`, `limited`; without a right one: "
         "`missing`, `malformed`, `unknown`, `revoked`, `expired`, `signature`."

@@ -42,7 +42,6 @@ from millstream.services.placement.pools import pools_text, unknown_pool
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.threads import in_storage_thread
 from millstream.services.repository.documents import content_digest
-from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.records import State, WorkerRecord
 
 router = APIRouter(prefix="/admin/v1")
@@ -326,9 +325,9 @@ def _document(deps: Deps, manifest: Manifest, job: Job) -> RaceDocument:
     return RaceDocument.of(job, serving=serving)
 
 
-def races_of(repository: FolderRepository, manifest: Manifest) -> dict[str, list[RaceSummary]]:
+def races_of(deps: Deps, manifest: Manifest) -> dict[str, list[RaceSummary]]:
     """Return the section `races` of the page of a version. Blocking."""
-    selections = Selections(repository)
+    selections = Selections(deps.repository)
     found = [
         RaceSummary(
             kind=job.kind,
@@ -338,7 +337,7 @@ def races_of(repository: FolderRepository, manifest: Manifest) -> dict[str, list
             serving=selections.get(manifest, job.kind, job.device) is not None,
             undone=job.undone.why if job.undone is not None else None,
         )
-        for job in Jobs(repository).of(manifest.model, manifest.version)
+        for job in Jobs(deps.repository).of(manifest.model, manifest.version)
     ]
     return {"races": found}
 

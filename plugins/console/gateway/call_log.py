@@ -162,6 +162,7 @@ def _run(run: Run) -> dict[str, Any]:
     return {
         "model": run.model,
         "version": run.version,
+        "step": run.step,
         "pool": run.pool,
         "rows": run.rows,
         "lane_s": None if timing is None else max(0.0, timing.put_at - run.arrival),

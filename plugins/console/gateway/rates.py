@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
 from operator import add
 from typing import Any, NamedTuple
 
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.catalogue import Metric
 from millstream.services.metrics.files import Part
+from millstream.services.metrics.registry import quantile
 
 #: outcomes that are the server's fault, as in the dashboards
 FAILED = frozenset({"overloaded", "unavailable", "expired", "memory", "model", "storage", "internal"})
@@ -193,7 +193,7 @@ def figures(growth: Growth, versions: Iterable[Labels]) -> dict[str, float | Non
     durations = _sum(growth.of(catalogue.REQUEST_DURATION, key) for key in keys)[:-1]
     names = ("requests_per_s", "failed_per_s", "invalid_per_s")
     rates = dict(zip(names, map(growth.rate, requests), strict=True))
-    return rates | {"p50_s": quantile(durations, P50), "p99_s": quantile(durations, P99)}
+    return rates | {"p50_s": quantile(durations, P50, _BOUNDS), "p99_s": quantile(durations, P99, _BOUNDS)}
 
 
 def _sum(rows: Iterable[Values]) -> list[float]:
@@ -235,23 +235,3 @@ def totals(growth: Growth) -> dict[str, Any]:
         "gateways_ready": sum(ready),
         "redis_memory_bytes": now.value(catalogue.REDIS_MEMORY_USED_BYTES),
     }
-
-
-def quantile(counts: Values, share: float, bounds: tuple[float, ...] = _BOUNDS) -> float | None:
-    """Return a quantile of a histogram as Prometheus' `histogram_quantile` does; None if it is empty.
-
-    Args:
-        counts: of observations in each bucket.
-        share: of the observations, from 0 to 1.
-        bounds: the inclusive upper bound of each bucket, the last one infinite.
-
-    Within a bucket, observations count as evenly spread. Beyond the last finite bound, that bound is returned.
-    """
-    if not any(counts) or len(counts) != len(bounds):
-        return None
-    upto = list(accumulate(counts))
-    rank = share * upto[-1]
-    for (lower, upper), (below, above) in zip(pairwise((0.0, *bounds)), pairwise((0.0, *upto)), strict=True):
-        if above >= rank and above > below:
-            return lower if math.isinf(upper) else lower + (upper - lower) * (rank - below) / (above - below)
-    return bounds[-2]

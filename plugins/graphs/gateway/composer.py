@@ -8,7 +8,6 @@ The parts are pinned: a version that is activated later changes no graph.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from millstream.gateway.catalog.snapshot import ModelView, Snapshot
 from millstream.gateway.scheduling.composed import ComposedParts
 from millstream.plugins.graphs.document import Graph, Step
 from millstream.plugins.graphs.ensemble import check_models, read_ensemble
-from millstream.plugins.graphs.forms import FORMAT, read_graph
+from millstream.plugins.graphs.forms import read_graph
 from millstream.plugins.graphs.gateway.run import GraphRunner
 from millstream.plugins.graphs.graph_plan import GraphPlan
 from millstream.plugins.graphs.inference_graph import resolved
@@ -27,7 +26,6 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.report import CheckedModel
 from millstream.services.model.manifest import Batching, Manifest, ModelConfig, VersionPart
 from millstream.services.model.signature import Signature
-from millstream.services.repository.folder import FolderRepository
 
 DEPTH_MAX = 4  # of graphs within graphs
 STEPS_MAX = 256  # of a graph, with those of the graphs in it
@@ -83,16 +81,6 @@ class GraphComposer:
 
 
 COMPOSER = GraphComposer()
-
-
-def graph_of(repository: FolderRepository, manifest: Manifest) -> dict[str, Any]:
-    """Return what a graph adds to the page of its version: its document. Blocking."""
-    if manifest.source_format != FORMAT:
-        return {}
-    path = repository.local_path(manifest.model, manifest.version) / manifest.served
-    with suppress(Failure, OSError):  # it was removed, or damaged
-        return {"graph": read_graph(path).model_dump(mode="json", by_alias=True, exclude_defaults=True)}
-    return {}
 
 
 def _pinned(name: str, step: Step, snapshot: Snapshot, ensemble: Mapping[str, Any]) -> VersionPart:

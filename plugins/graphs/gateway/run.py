@@ -31,12 +31,11 @@ from millstream.plugins.graphs.gateway.held_tensors import (
     size_of,
     step_inputs,
 )
+from millstream.plugins.graphs.gateway.step_statistics import NOT_RUN, StepCounts
 from millstream.plugins.graphs.graph_plan import GraphPlan, PlannedStep
 from millstream.plugins.graphs.inference_graph import resolved
 from millstream.plugins.graphs.structure import Structure
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.metrics import catalogue
-from millstream.services.metrics.registry import Histogram
 
 PROTOCOL = "graph"  # under which the metrics of a step's version count its requests
 #: share of the time that is left which later steps may claim from a step: their times are predictions
@@ -82,7 +81,7 @@ class GraphRunner:
         self.made = made
         self._graph = graph
         self._plan: GraphPlan | None = None
-        self._seconds: dict[str, Histogram] = {}  # by step
+        self.counts = StepCounts(made.registry, made.manifest)
 
     def run(self, request: Request, lane: ComposedLane) -> GraphRun:
         """Return the run of an admitted request. Raises Failure(UNAVAILABLE): a part is not there."""
@@ -126,17 +125,6 @@ class GraphRunner:
         route = self.made.routes().get(step.part.content_id)
         return 0.0 if route is None else route.lane.policy.run_s(rows)
 
-    def observe(self, step: PlannedStep, seconds: float) -> None:
-        """Count how long a step took, from its submission to its answer."""
-        name = step.part.step
-        series = self._seconds.get(name)
-        if series is None:
-            manifest = self.made.manifest
-            series = self._seconds[name] = self.made.registry.histogram(
-                catalogue.STEP_DURATION, manifest.model, str(manifest.version), name
-            )
-        series.observe(seconds)
-
 
 class GraphRun:
     """A request of a graph while its steps run.
@@ -159,17 +147,22 @@ class GraphRun:
         self._answers = {slot for index in self._wanted for slot in plan.outputs[index]}
         self._draws: dict[str, float] = {}
         self._later_s = runner.later_s(plan, whole.rows)
-        self._observed = runner.made.observer.active
+        self._observed = runner.made.records_steps()
         self._held_bytes = 0
         self._todo: deque[int] = deque()
         self._advancing = False
         self._over = False
 
     def start(self) -> None:
-        """Have the first steps run. Raises Failure: one is refused, or no step can run."""
+        """Have the first steps run, and the versions of the others loaded meanwhile.
+
+        Raises Failure: a step is refused, or no step can run.
+        """
         self._todo.extend(sorted(self._left))
         try:
             self._advance()
+            for number in self._left:
+                self._runner.made.load_cold(self._plan.steps[number].part.content_id, self.whole.deadline)
         except BaseException:
             self._end()
             raise
@@ -186,7 +179,7 @@ class GraphRun:
         if self._over:
             return
         planned = self._plan.steps[step.number]
-        self._runner.observe(planned, time.monotonic() - step.arrival)
+        self._runner.counts.answered(step, time.monotonic())
         step.inputs = ()
         try:
             for slot, output in zip(planned.outputs, reply, strict=True):
@@ -206,6 +199,7 @@ class GraphRun:
     def step_failed(self, step: StepRequest, failure: Failure) -> None:
         """End the request, because a step failed."""
         self._active.discard(step)
+        self._runner.counts.ended(step.step, failure.code.value)
         if not self._over:
             self._fail(_of_step(self._plan.steps[step.number], failure))
 
@@ -298,11 +292,13 @@ class GraphRun:
         try:
             return step.condition.holds(tensors, self._draws)
         except Failure as failure:
+            self._runner.counts.ended(step.part.step, failure.code.value)
             raise _of_step(step, Failure(failure.code, f"condition: {failure.message}")) from None
 
     def _skip(self, number: int) -> None:
         step = self._plan.steps[number]
         self._left.discard(number)
+        self._runner.counts.ended(step.part.step, NOT_RUN)
         for slot in step.outputs:
             self._values[slot] = SKIPPED
         self._used(step)
@@ -319,7 +315,7 @@ class GraphRun:
         now = time.monotonic()
         later_s = min(self._later_s[number], max(0.0, whole.deadline - now) * LATER_SHARE_MAX)
         request = StepRequest(inputs, rows, whole.priority, now, whole.deadline - later_s, _RESPONDER)
-        request.run, request.number = self, number
+        request.run, request.number, request.step = self, number, step.part.step
         request.request_id, request.account, request.key = whole.request_id, whole.account, whole.key
         if self._observed:
             whole.steps = (*whole.steps, request)
@@ -329,6 +325,7 @@ class GraphRun:
         except Failure as failure:
             self._active.discard(request)
             route.lane.record_rejection(PROTOCOL, failure.code)
+            self._runner.counts.ended(request.step, failure.code.value)
             raise _of_step(step, failure) from None
 
     def _answer_if_complete(self) -> bool:
@@ -378,6 +375,7 @@ class GraphRun:
         active, self._active = self._active, set()
         for step in active:
             step.lane.cancel(step)
+            self._runner.counts.ended(step.step, Code.CANCELLED.value)
         self._values = {}
         self._todo.clear()
 

@@ -231,6 +231,7 @@ def _model(run: Run) -> dict[str, Value]:
         "millstream.version": run.version,
         "millstream.pool": run.pool,
         "millstream.rows": run.rows,
+        **({"millstream.step": run.step} if run.step else {}),
     }
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from millstream.plugins.console.gateway.rates import WANTED, Counts, Growth, Reading, endpoints, quantile, totals
+from millstream.plugins.console.gateway.rates import WANTED, Counts, Growth, Reading, endpoints, totals
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.files import ReadCache
-from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.metrics.registry import MetricsRegistry, quantile
 
 LANE = ("m", "1", "cpu")
 

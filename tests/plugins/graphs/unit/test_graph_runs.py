@@ -11,7 +11,7 @@ from millstream.gateway.observing.finished import RUNS_MAX, runs_of
 def request(model: str, *steps: Any) -> Any:
     lane = SimpleNamespace(manifest=SimpleNamespace(model=model, version=1), pool="cpu")
     responder = SimpleNamespace(protocol="graph")
-    return SimpleNamespace(lane=lane, responder=responder, rows=1, arrival=0.0, timing=None, steps=steps)
+    return SimpleNamespace(lane=lane, responder=responder, rows=1, arrival=0.0, timing=None, steps=steps, step="s")
 
 
 def test_steps_are_recorded_after_their_request() -> None:
