@@ -258,7 +258,7 @@ class Settings(BaseSettings):
     import_code: Literal["never", "admin", "writers"] = Field(
         "admin",
         description="Who may upload with `allow_pickle` or `allow_code`, and functions of Python, which execute code: "
-        "`never` nobody, `admin` keys with that scope (of functions: `models:code`), `writers` all who may upload.",
+        "`never` nobody, `admin` keys with `models:code` (or `admin`), `writers` all who may upload.",
     )
     live_check_one_in: int = Field(
         10_000,

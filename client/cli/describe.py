@@ -85,8 +85,11 @@ def batching(version: Version | ListedVersion) -> str:
 
 def imported(record: ImportedModel) -> str:
     """Describe what a version was made from, and how well the outputs agree."""
+    made = f"from {record['importer']} ({record['producer']})"
+    if not record["rows"]:  # the framework itself serves
+        return made
     worst = f"output {record['output']} differs most, by {record['difference']:.2g}"
-    return f"from {record['importer']} ({record['producer']}); {record['rows']} rows compared, {worst}"
+    return f"{made}; {record['rows']} rows compared, {worst}"
 
 
 def show_signature(console: Console, version: Version | ListedVersion) -> None:

@@ -255,11 +255,11 @@ def check_right_to_code(allowed: str, imports: ImportOptions) -> None:
         raise Failure(
             Code.FORBIDDEN, f"{asked}: this installation takes no upload that can execute code (MILLSTREAM_IMPORT_CODE)"
         )
-    if principal is not None and not principal.grants.admin:
+    if principal is not None and not (principal.grants.admin or principal.grants.code):
         raise Failure(
             Code.FORBIDDEN,
-            f"{principal.label} lacks the scope 'admin', which {asked} needs here: such an upload can execute code "
-            "(MILLSTREAM_IMPORT_CODE)",
+            f"{principal.label} lacks the scope 'models:code', which {asked} needs here: such an upload can execute "
+            "code (MILLSTREAM_IMPORT_CODE)",
         )
 
 

@@ -165,10 +165,7 @@ def find_listed(module: str, name: str) -> Listed | None:
         raise invalid(f"the model needs {path}, which the library here does not have: {error}") from error
 
 
-_EXPORT = (
-    "or export the model to ONNX where it was made, with a converter of your own, and push that file: Python code of "
-    "models is not served yet"
-)
+_EXPORT = "or export the model to ONNX where it was made, with a converter of your own, and push that file"
 
 
 def refusal(module: str, name: str) -> str:

@@ -45,8 +45,7 @@ _CAUSE_CHARACTERS_MAX = 300
 #: what remains to the owner of a model that has no form in ONNX
 NO_CONVERTER = (
     "rebuild that step with an estimator that it knows (https://onnx.ai/sklearn-onnx/supported.html), or export the "
-    "model to ONNX where it was made, with a converter of your own, and push that file: Python code of models is not "
-    "served yet"
+    "model to ONNX where it was made, with a converter of your own, and push that file"
 )
 _BOOSTED = {"XGBModel": "XGBoost", "LGBMModel": "LightGBM", "CatBoost": "CatBoost"}
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from millstream.plugins.children.process import ChildProgram
 from millstream.services.ingest.report import PathBelow
-from millstream.services.model.manifest import Batching, TrialInputs
+from millstream.services.model.manifest import COLUMNS_MAX, Batching, ColumnName, TrialInputs
 from millstream.services.model.signature import Signature
 
 FORMAT = "python"
+Adapter = Literal["", "estimators", "archive_handlers", "pyfunc_models"]
 #: below the folder of a version
 DOCUMENT = "imported/function.json"
 _PROGRAM = "millstream.plugins.functions.program"
@@ -23,6 +25,9 @@ class FunctionDocument(BaseModel):
 
     Args:
         file: that is imported, below the version's folder.
+        adapter: what makes a function of the file; empty: it defines one.
+        importer: the name of the importer that it comes from.
+        columns: names of the columns of the one input.
         lock: of its environment, below the version's folder; empty: it has that of the server.
         kinds: of the elements of inputs and outputs, by name: "text", "json", "image", "bytes", "numbers".
         trial: inputs of one row that ran; None: no generated input runs.
@@ -31,6 +36,9 @@ class FunctionDocument(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     file: PathBelow
+    adapter: Adapter = ""
+    importer: str = Field("", max_length=100)
+    columns: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
     lock: str = Field("", max_length=100)
     signature: Signature
     kinds: dict[str, str] = {}
@@ -46,16 +54,23 @@ def read_document(path: Path) -> FunctionDocument:
         return FunctionDocument.model_validate_json(file.read(_BYTES_MAX))
 
 
+class ServedFile(NamedTuple):
+    """What a process serves: `name`, below a folder, and the adapter that makes a function of it."""
+
+    name: str
+    adapter: str = ""
+
+
 def program_of(
-    folder: Path, file: str, name: str, *, python: str, memory_bytes_max: int, threads: int, unconfined: bool
+    folder: Path, file: ServedFile, name: str, *, python: str, memory_bytes_max: int, threads: int, unconfined: bool
 ) -> ChildProgram:
     """Return the program that serves `file`, below the folder of a version."""
-    path = (folder / file).resolve()
+    path = (folder / file.name).resolve()
     numbers = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(max(1, threads)))
     return ChildProgram(
         name=name,
         module=_PROGRAM,
-        task={"file": str(path)},
+        task={"file": str(path), "adapter": file.adapter},
         reads=(folder.resolve(),),
         memory_bytes_max=memory_bytes_max,
         python=python,

@@ -70,7 +70,7 @@ def check_requirements(lines: Iterable[str]) -> list[str]:
     return found
 
 
-def lock(folder: Path, path: Path, home: Path, seconds_max: float) -> str:
+def lock(folder: Path, path: Path, home: Path, seconds_max: float, requirements: Sequence[str] | None = None) -> str:
     """Resolve what a function declares into the file LOCK below `folder`, and return its name; "": nothing is declared.
 
     Args:
@@ -78,11 +78,14 @@ def lock(folder: Path, path: Path, home: Path, seconds_max: float) -> str:
         path: of the function.
         home: of the installation.
         seconds_max: that resolving may take.
+        requirements: in place of what is declared; none: there are none.
 
     Raises Failure(INVALID) with the end of what uv said.
     """
     target, beside = folder / LOCK, path.parent
-    inline = declared(path)
+    inline = declared(path) if requirements is None else requirements
+    if requirements is not None and not requirements:
+        return ""
     if inline:
         source = folder / "imported" / "requirements.in"
         source.parent.mkdir(exist_ok=True)

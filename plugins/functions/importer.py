@@ -43,14 +43,14 @@ class FunctionImporter(Importer):
         return Members([escape(str(name)) for name in names if _CACHE not in name.parts])
 
     async def run(self, folder: Path, recognised: Recognised, options: ImportOptions, settings: Settings) -> Converted:
-        from millstream.plugins.functions.trial import tried
+        from millstream.plugins.functions.trial import Tried, tried
 
         path = folder / recognised.path
         if path.is_dir():
             path /= _MAIN
         elif path.suffix != _SUFFIX:  # an upload of one file has no name
             path = path.rename(path.with_name(_MAIN))
-        return await tried(folder, path, settings)
+        return await tried(folder, Tried(path), settings)
 
 
 def _is_python(path: Path) -> bool:

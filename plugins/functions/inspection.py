@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millstream.plugins.functions.document import FORMAT, is_document, read_document
+from millstream.plugins.functions.document import FORMAT, FunctionDocument, is_document, read_document
 from millstream.services.errors import invalid
 from millstream.services.ingest.report import CheckedModel, CheckTask
+from millstream.services.model.manifest import ImportRecord
 
 __all__ = ["inspect", "is_document"]
 
@@ -30,4 +31,19 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
         notes=document.notes,
         trial=document.trial,
         source_format=FORMAT,
+        imported=_record(document) if document.adapter else None,
+    )
+
+
+def _record(document: FunctionDocument) -> ImportRecord:
+    """Return what says where a version comes from. Nothing was converted, so no rows were compared."""
+    return ImportRecord(
+        importer=document.importer,
+        producer=document.producer,
+        columns=document.columns,
+        rtol=0,
+        atol=0,
+        rows=0,
+        output="",
+        difference=0,
     )

@@ -16,5 +16,8 @@ PLUGIN = Plugin(
             platform_backend="python",
         ),
     ),
-    importers=("millstream.plugins.functions.importer:FunctionImporter",),
+    importers=(
+        "millstream.plugins.functions.importer:FunctionImporter",
+        "millstream.plugins.functions.stand_ins:PickleStandIn",
+    ),
 )

@@ -8,6 +8,7 @@ A function of single values is called for each row of a run, one of lists once w
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 import inspect
 import os
@@ -26,6 +27,7 @@ from millstream.plugins.functions.hints import HintCodec, HintError, Parameter, 
 from millstream.plugins.functions.lit_api import function_of, is_lit_api
 
 PREDICT = "predict"
+_ADAPTERS = "millstream.plugins.functions"
 _SHOWN = 5  # names in a message
 
 
@@ -39,10 +41,12 @@ def load(task: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Sequence[Tenso
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     with _located(path.parent):
-        module = _imported(path)
-        name, function = _function(module, path)
-        if inspect.isclass(function):
-            function = function_of(function) if is_lit_api(function) else _opened(function, loop)
+        if task["adapter"]:
+            name, function = importlib.import_module(f"{_ADAPTERS}.{task['adapter']}").served(path)
+        else:
+            name, function = _function(_imported(path), path)
+            if inspect.isclass(function):
+                function = function_of(function) if is_lit_api(function) else _opened(function, loop)
         called = Called(path, name, function, loop)
     return called.described(), called.run
 
@@ -139,6 +143,7 @@ class Called:
             "function": self._name,
             "inputs": [self._spec(value) | {"optional": value.optional} for value in self._inputs],
             "outputs": [self._spec(value) for value in self._outputs],
+            "columns": list(getattr(self._function, "columns", ())),
             "kinds": {value.name: value.codec.kind for value in (*self._inputs, *self._outputs)},
             "batches": self._batches,
         }
@@ -146,7 +151,8 @@ class Called:
     def _spec(self, value: Parameter) -> dict[str, Any]:
         rows = [-1] if self._batches or value.of_rows else [1]
         spec = {"name": value.name, "datatype": value.codec.datatype, "shape": [*rows, *value.codec.dims]}
-        return spec | ({"document": True} if value.codec.kind == "json" else {})
+        on_request = value.name in getattr(self._function, "on_request", ())
+        return spec | ({"document": True} if value.codec.kind == "json" else {}) | {"on_request": on_request}
 
     def run(self, tensors: Sequence[TensorData]) -> Sequence[TensorData]:
         """Call the function with the rows of tensors. Raises InputError, ModelError."""

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
 
 from millstream.plugins.children.arrays import Array, to_array, to_tensor
 from millstream.plugins.children.process import EndedError, InstanceProcess, InstanceProcesses, RunError
-from millstream.plugins.functions.document import DOCUMENT, FORMAT, FunctionDocument, program_of
+from millstream.plugins.functions.document import DOCUMENT, FORMAT, Adapter, FunctionDocument, ServedFile, program_of
 from millstream.plugins.functions.function_packages import lock, python_of
 from millstream.plugins.functions.importer import NAME
 from millstream.services.errors import Code, Failure, invalid
@@ -33,15 +33,33 @@ _ROWS = 3  # of the trial that compares rows alone and together
 _RTOL = 1e-3
 
 
-async def tried(folder: Path, path: Path, settings: Settings) -> Converted:
-    """Try the function in the file at `path`, below the folder of an upload, and write its document.
+class Tried(NamedTuple):
+    """What is tried.
+
+    Args:
+        path: of the file, below the folder of an upload.
+        adapter: what makes a function of it, as in FunctionDocument.
+        importer: its name.
+        requirements: of its packages; None: as the file and what is beside it declare.
+        notes: for its owner.
+    """
+
+    path: Path
+    adapter: Adapter = ""
+    importer: str = NAME
+    requirements: Sequence[str] | None = None
+    notes: tuple[str, ...] = ()
+
+
+async def tried(folder: Path, asked: Tried, settings: Settings) -> Converted:
+    """Try the function in a file below the folder of an upload, and write its document.
 
     Raises Failure: INVALID with what the owner can do, UNAVAILABLE if no process can be started.
     """
     children = InstanceProcesses()
     deadline = _Deadline(settings.check_s_max)
     try:
-        return await in_its_thread(partial(_tried, children, folder, path, settings, deadline), deadline.end)
+        return await in_its_thread(partial(_tried, children, folder, asked, settings, deadline), deadline.end)
     finally:
         children.close()
 
@@ -58,13 +76,15 @@ class _Deadline:
             self.child.kill("its check was ended")
 
 
-def _tried(children: InstanceProcesses, folder: Path, path: Path, settings: Settings, deadline: _Deadline) -> Converted:
-    file = str(path.relative_to(folder))
-    lock_name = lock(folder, path, settings.home, settings.import_s_max)
+def _tried(
+    children: InstanceProcesses, folder: Path, asked: Tried, settings: Settings, deadline: _Deadline
+) -> Converted:
+    path = asked.path
+    lock_name = lock(folder, path, settings.home, settings.import_s_max, asked.requirements)
     python = python_of(folder, lock_name, path.parent, settings.home, settings.import_s_max)
     program = program_of(
         folder / SOURCE,
-        str(path.relative_to(folder / SOURCE)),
+        ServedFile(str(path.relative_to(folder / SOURCE)), asked.adapter),
         f"check of {path.name}",
         python=python,
         memory_bytes_max=settings.check_memory_bytes_max,
@@ -78,7 +98,7 @@ def _tried(children: InstanceProcesses, folder: Path, path: Path, settings: Sett
     timer = _timer(child, deadline.seconds_max)
     try:
         said = child.load()
-        document = _document(child, file, said).model_copy(update={"lock": lock_name})
+        document = _document(child, folder, asked, said).model_copy(update={"lock": lock_name})
     except (RunError, EndedError) as error:
         raise invalid(one_line(str(error))) from error
     except (ValidationError, KeyError, TypeError) as error:
@@ -94,8 +114,9 @@ def _tried(children: InstanceProcesses, folder: Path, path: Path, settings: Sett
         source_format=FORMAT,
         files=(*(str(one.relative_to(folder)) for one in below), *([lock_name] if lock_name else [])),
         samples=(),
-        importer=NAME,
+        importer=asked.importer,
         producer=document.producer,
+        notes=asked.notes,
         rtol=0,
         atol=0,
     )
@@ -109,7 +130,7 @@ def _timer(child: InstanceProcess, seconds_max: float) -> threading.Timer:
     return timer
 
 
-def _document(child: InstanceProcess, file: str, said: Mapping[str, Any]) -> FunctionDocument:
+def _document(child: InstanceProcess, folder: Path, asked: Tried, said: Mapping[str, Any]) -> FunctionDocument:
     """Return what is served, from what the process says of itself, after trial runs."""
     signature = Signature(
         inputs=tuple(TensorSpec.model_validate(one) for one in said["inputs"]),
@@ -119,7 +140,10 @@ def _document(child: InstanceProcess, file: str, said: Mapping[str, Any]) -> Fun
     trial, why = _one_row(child, signature, said["kinds"])
     unknown = f"No generated input runs, so only requests will show whether it works: {why}."
     return FunctionDocument(
-        file=file,
+        file=str(asked.path.relative_to(folder)),
+        adapter=asked.adapter,
+        importer=asked.importer,
+        columns=tuple(said["columns"]),
         signature=signature,
         kinds=said["kinds"],
         batching=_batching(child, signature, trial),

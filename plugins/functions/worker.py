@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from millstream.plugins.children.process import InstanceProcesses
 from millstream.plugins.children.worker import ChildInstance, memory_bytes_max
-from millstream.plugins.functions.document import FORMAT, program_of, read_document
+from millstream.plugins.functions.document import FORMAT, ServedFile, program_of, read_document
 from millstream.plugins.functions.function_packages import python_of
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
@@ -67,7 +67,7 @@ class Python(CpuBackend):
         check_not_ended(stop)
         program = program_of(
             folder,
-            document.file,
+            ServedFile(document.file, document.adapter),
             f"{folder.parent.name}:{folder.name}",
             python=python,
             memory_bytes_max=memory_bytes_max(),

@@ -90,10 +90,12 @@ class Importer:
         described: its folders describe themselves, and may have an ONNX file at their top.
         marks: names of files at the top of its folders.
         runs_code: workers run what was uploaded as code, for which its uploader needs the right.
+        stands_in_for: names of importers whose refused models it serves, by the framework itself.
     """
 
     name: str
     runs_code = False
+    stands_in_for: frozenset[str] = frozenset()
     described = False
     marks: frozenset[str] = frozenset()
 
@@ -107,6 +109,12 @@ class Importer:
     def may_be_of(self, names: Collection[str]) -> bool:
         """Return whether a folder with these names at its top may be of it: an archive of it is to be unpacked."""
         return not self.marks.isdisjoint(names)
+
+    def stands_in(self, source: Source, options: ImportOptions) -> str | None:
+        """Return "" if it serves `source.path`, which an importer of `stands_in_for` refused; else what is to be
+        allowed for that; None if it does not. Raises OSError.
+        """
+        return None
 
     def members(self, folder: Path) -> Members | None:
         """Return the model's files in a folder that it recognises: nothing else is sent. None: it imports files alone.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -20,8 +21,17 @@ from typing import IO, NamedTuple, Self
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.archive import keep_only
 from millstream.services.ingest.check_process import check, check_slot, examine
-from millstream.services.ingest.importers import LABELS, SOURCE, Importer, ImportOptions, importers, read_inputs
-from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask, Converted
+from millstream.services.ingest.importers import (
+    IMPORTED,
+    LABELS,
+    SOURCE,
+    Importer,
+    ImportOptions,
+    Source,
+    importers,
+    read_inputs,
+)
+from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask, Converted, Recognised, one_line
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.names import check_name, check_version
 from millstream.services.model.preparation import check_preparation
@@ -266,12 +276,46 @@ class ModelUpload:
         await to_end_in_storage_thread(self._check_space)  # a conversion writes the model again
         importer = importers()[outcome.importer]
         self.take(importer)
+        given = self.config
+        try:
+            return await self._import(importer, outcome, task)
+        except Failure as refused:
+            self.config = given
+            other = await to_end_in_storage_thread(self._stand_in, importer, outcome, refused)
+            try:
+                return await self._import(
+                    other, outcome, task, (f"Served as it is, by {other.name}: {refused.message}",)
+                )
+            except Failure as failure:
+                message = f"{refused.message}; nor can it be served as it is, by {other.name}: {failure.message}"
+                raise Failure(failure.code, message) from failure
+
+    def _stand_in(self, importer: Importer, outcome: Recognised, refused: Failure) -> Importer:
+        """Return the importer that serves what `importer` refused. Raises `refused` if there is none, FORBIDDEN."""
+        source = Source(self.folder(), self.folder() / outcome.path)
+        other = next((one for one in importers().values() if importer.name in one.stands_in_for), None)
+        needed = None if other is None else other.stands_in(source, self.options)
+        if refused.code is not Code.INVALID or other is None or needed is None:
+            raise refused
+        if needed:
+            raise invalid(f"{refused.message}; {needed}")
+        try:
+            self.take(other)
+        except Failure as failure:
+            raise invalid(f"{refused.message}; it could be served as it is, but {failure.message}") from failure
+        shutil.rmtree(self.folder() / IMPORTED, ignore_errors=True)
+        return other
+
+    async def _import(
+        self, importer: Importer, outcome: Recognised, task: CheckTask, notes: tuple[str, ...] = ()
+    ) -> CheckedModel:
         converted = await importer.run(self.folder(), outcome, self.options, self._settings)
         if converted.classes is not None and self.config.classes is None:
             labels = {converted.classes.output: LABELS, **self.config.labels}
             self.config = self.config.model_copy(update={"classes": converted.classes, "labels": labels})
         checked = await check(task.model_copy(update={"imported": converted}), self._settings.check_s_max)
-        return await to_end_in_storage_thread(_with_sources, self.folder(), checked, converted, outcome.notes)
+        notes = (*outcome.notes, *map(one_line, notes))
+        return await to_end_in_storage_thread(_with_sources, self.folder(), checked, converted, notes)
 
     def _task(self) -> CheckTask:
         return CheckTask(

@@ -293,7 +293,7 @@ def test_a_step_that_has_no_form_in_onnx_says_what_to_do(stack: Stack, tmp_path:
     message = str(caught.value)
     assert says in message
     assert "export the model to ONNX where it was made" in message
-    assert "Python code of models is not served yet" in message
+    assert "push it with --allow-code" in message
     assert "\n" not in message
 
 

@@ -378,12 +378,12 @@ def test_a_rotated_key_has_two_secrets_for_a_while(stack: Stack, bare: httpx2.Cl
 
 
 @pytest.mark.parametrize("asked", ["allow_pickle", "allow_code"])
-def test_what_can_execute_code_needs_the_scope_admin(stack: Stack, bare: httpx2.Client, asked: str) -> None:
+def test_what_can_execute_code_needs_the_right_to_code(stack: Stack, bare: httpx2.Client, asked: str) -> None:
     writer = create(stack, f"writer-{asked}", ["models:write"])["key"]
     path = f"/admin/v1/models/code-{asked}/versions?{asked}=true"
     said = bare.post(path, content=b"no model", headers={"authorization": f"Bearer {writer}"})
     assert said.status_code == 403
-    assert f"lacks the scope 'admin', which {asked} needs here" in said.json()["error"]
+    assert f"lacks the scope 'models:code', which {asked} needs here" in said.json()["error"]
     plain = bare.post(path.partition("?")[0], content=b"no model", headers={"authorization": f"Bearer {writer}"})
     assert plain.status_code == 400
     assert bare.post(path, content=b"no model", headers={"authorization": f"Bearer {ADMIN}"}).status_code == 400

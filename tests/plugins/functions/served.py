@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from millstream.plugins.functions.document import DOCUMENT, FunctionDocument, read_document
-from millstream.plugins.functions.trial import tried
+from millstream.plugins.functions.trial import Tried, tried
 from millstream.plugins.functions.worker import Python
 from millstream.services.settings import Settings
 from millstream.workers.backends.base import Array, Instance
@@ -33,7 +33,7 @@ def check(tmp_path: Path, source: str, *, name: str = "service.py", **settings: 
     (folder / "source").mkdir(parents=True)
     path = folder / "source" / name
     path.write_text(dedent(source))
-    asyncio.run(tried(folder, path, Settings(home=tmp_path / "home", **settings)))
+    asyncio.run(tried(folder, Tried(path), Settings(home=tmp_path / "home", **settings)))
     return Served(folder, read_document(folder / DOCUMENT))
 
 

@@ -28,13 +28,16 @@ def principal(*scopes: str) -> Principal:
 
 
 ADMIN, WRITER = principal("admin"), principal("models:write")
+CODER = principal("models:write", "models:code")
 #: (setting, caller) -> whether it may; without keys nobody is known, and the operator alone reaches the admin API
 MAY = {
     ("never", ADMIN): False,
     ("never", WRITER): False,
+    ("never", CODER): False,
     ("never", None): False,
     ("admin", ADMIN): True,
     ("admin", WRITER): False,
+    ("admin", CODER): True,
     ("admin", None): True,
     ("writers", ADMIN): True,
     ("writers", WRITER): True,
@@ -64,7 +67,6 @@ class Functions(Importer):
     runs_code = True
 
 
-CODER = principal("models:write", "models:code")
 HERE, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 #: (setting, address of the listener, caller) -> what a refusal says; None: it may
 SERVES = {

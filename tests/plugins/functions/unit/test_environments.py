@@ -10,7 +10,7 @@ import pytest
 
 from millstream.plugins.functions.document import DOCUMENT, read_document
 from millstream.plugins.functions.function_packages import ENVIRONMENTS, LOCK, check_requirements, declared
-from millstream.plugins.functions.trial import tried
+from millstream.plugins.functions.trial import Tried, tried
 from millstream.plugins.functions.worker import Python
 from millstream.services.errors import Code, Failure
 from millstream.services.settings import Settings
@@ -43,7 +43,7 @@ def upload(tmp_path: Path, name: str, files: dict[str, str], *versions: str) -> 
         (folder / "source" / file).write_text(content)
     for version in versions:
         wheel(folder / "source" / "wheels", version)
-    asyncio.run(tried(folder, folder / "source" / "service.py", Settings(home=tmp_path / "home")))
+    asyncio.run(tried(folder, Tried(folder / "source" / "service.py"), Settings(home=tmp_path / "home")))
     return folder
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from millstream.plugins.children.arrays import to_array, to_tensor
 from millstream.plugins.children.process import EndedError, InstanceProcess, InstanceProcesses, RunError
-from millstream.plugins.functions.document import program_of
+from millstream.plugins.functions.document import ServedFile, program_of
 from millstream.services.sandbox.confine import available
 from tests.kit.wait import wait_until
 from tests.plugins.functions.served import texts
@@ -36,7 +36,7 @@ def started(processes: InstanceProcesses, folder: Path, source: str) -> Instance
     folder.mkdir(exist_ok=True)
     (folder / "service.py").write_text(dedent(source))
     program = program_of(
-        folder, "service.py", folder.name, python=sys.executable, memory_bytes_max=MEMORY_BYTES, threads=1,
+        folder, ServedFile("service.py"), folder.name, python=sys.executable, memory_bytes_max=MEMORY_BYTES, threads=1,
         unconfined=False,
     )  # fmt: skip
     return processes.start(program)
@@ -221,8 +221,8 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
         import sys, time
         from pathlib import Path
         from millstream.plugins.children.process import InstanceProcesses
-        from millstream.plugins.functions.document import program_of
-        program = program_of(Path({str(tmp_path)!r}), "service.py", "f", python=sys.executable,
+        from millstream.plugins.functions.document import ServedFile, program_of
+        program = program_of(Path({str(tmp_path)!r}), ServedFile("service.py"), "f", python=sys.executable,
                              memory_bytes_max=1 << 30, threads=1, unconfined=False)
         child = InstanceProcesses().start(program)
         child.load()
