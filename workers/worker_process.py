@@ -52,7 +52,7 @@ from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.load_version import LoadEnvironment
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.models.memory_budget import SPARE_BYTES, MemoryBudget, MemorySpace
-from millstream.workers.models.memory_limit import IdleTrimmer, MemoryLimit
+from millstream.workers.models.memory_limit import ApartMemory, IdleTrimmer, MemoryLimit
 from millstream.workers.models.profiler import KnownProfiles
 from millstream.workers.models.record_parts import BeatSignal
 from millstream.workers.models.usage_log import UsageLog
@@ -184,6 +184,7 @@ class WorkerProcess:
             part.start()
         self._orders.start()
         IdleTrimmer(self._state.runs_at_rest).start()
+        ApartMemory(self._models, self._budget, self.metrics.bytes_of).start()
         freeze_gc()
 
     def _ready(self) -> bool:

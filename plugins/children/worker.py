@@ -104,6 +104,9 @@ class ChildInstance:
             return OutOfMemory(f"{self._title}: {error}")
         return Failure(Code.INVALID if error.kind == INVALID else Code.MODEL, f"{self._title}: {error}")
 
+    def end(self, why: str) -> None:
+        self._child.kill(why)
+
     def terminate(self) -> None:
         self._child.interrupt()
 

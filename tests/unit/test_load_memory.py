@@ -195,3 +195,36 @@ def test_who_is_alone_while_it_is_measured() -> None:
         assert not (alone(third) or alone(fourth))
     with budget.measuring() as last:
         assert alone(last)
+
+
+def test_what_instances_take_in_other_processes_counts_while_they_run() -> None:
+    taken: list[int] = []
+    budget = MemoryBudget(BASE + ROOM, lambda: BASE, follow=taken.append)
+    for name in ("one", "two", "here"):
+        budget.settle(name, Footprint(50 * MIB))
+    budget.measured_apart({"one": 150 * MIB, "two": 60 * MIB, "gone": MIB})
+    assert budget.used_bytes == BASE + 260 * MIB
+    assert taken[-1] == 210 * MIB, "this process itself may take that less"
+    assert budget.footprint("one") == Footprint(150 * MIB)
+    assert not budget.reserve("more", Footprint(141 * MIB))
+    assert budget.most_grown() is None
+    budget.measured_apart({"one": 20 * MIB, "two": 60 * MIB})
+    assert budget.reserve("more", Footprint(141 * MIB)), "what was given back is free"
+    budget.begin_unload("one")
+    budget.freed("one")
+    assert budget.apart_bytes == 60 * MIB
+
+
+def test_the_instance_that_grew_most_is_the_one_to_end_if_growth_exceeds_the_budget() -> None:
+    budget = MemoryBudget(BASE + ROOM, lambda: BASE)
+    for name in ("large", "grown", "steady"):
+        budget.settle(name, Footprint(100 * MIB))
+    budget.settle("large", Footprint(220 * MIB))
+    budget.measured_apart({"large": 221 * MIB, "grown": 100 * MIB, "steady": 100 * MIB})
+    assert budget.over_bytes, "what was loaded takes more than was predicted"
+    assert budget.most_grown() is None, "which is nothing that grew"
+    budget.begin_unload("large")
+    budget.freed("large")
+    budget.settle("next", Footprint(190 * MIB))
+    budget.measured_apart({"next": 191 * MIB, "grown": 150 * MIB, "steady": 120 * MIB})
+    assert budget.most_grown() == ("grown", 50 * MIB)

@@ -116,9 +116,9 @@ class Instance(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the library reports for this instance, on a device or in another process; 0: it reports none.
+        """Bytes that an `InstanceApart` takes in its process; 0: it is none, or its process is gone. Takes < 1 ms.
 
-        What it takes of the worker's own memory is measured by the worker (workers.footprint_meter).
+        What an instance takes of the worker's own memory is measured by the worker (workers.footprint_meter).
         """
 
     @property
@@ -127,6 +127,13 @@ class Instance(Protocol):
 
     def close(self) -> None:
         """Free everything."""
+
+
+class InstanceApart(Instance, Protocol):
+    """An instance in a process of its own, whose memory the worker counts while it runs."""
+
+    def end(self, why: str) -> None:
+        """End its process, in another thread than its runs: it is `lost` for this reason."""
 
 
 class Backend(Protocol):

@@ -187,6 +187,11 @@ class Reshaped:
         forwarding: Any = self._instance
         forwarding.limit(seconds)
 
+    def end(self, why: str) -> None:
+        """End the process of an instance that has its own."""
+        apart: Any = self._instance
+        apart.end(why)
+
     def terminate(self) -> None:
         self._instance.terminate()
 

@@ -316,6 +316,14 @@ class LoadedModels:
             self._models[content_id] = replace(model, alone=reason)
         self.signal.now()
 
+    def resized(self, content_id: str, footprint: Footprint) -> None:
+        """Change what a loaded version takes, unless it was removed."""
+        with self._changing:
+            model = self._models.get(content_id)
+            if model is not None and model.state is State.READY:
+                self._models[content_id] = replace(model, footprint=footprint)
+        self.signal.soon()
+
     def remove(self, content_id: str) -> None:
         with self._changing:
             self._models.pop(content_id, None)

@@ -2,7 +2,7 @@
 
 load:    reserve (predicted bytes) ─> load ─> settle (measured bytes), or begin_unload + freed if the load failed
 unload:  begin_unload ─> close, return freed memory ─> freed
-used  =  max(what the account says, what the process really has)
+used  =  max(what the account says, what the process and those of its instances really have)
 
 The bytes of an instance that is being unloaded count until `freed`; if the process really has more than the account
 says, because memory was not returned or a measurement was too low, that counts.
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from millstream.services.placement.views import Footprint
 from millstream.services.process.process_memory import own_bytes
@@ -41,12 +42,13 @@ class MemorySpace:
         base_bytes: what the interpreter and the libraries take without any instance, and what is spared for them.
         accounted_bytes: what the account says is in use.
         leaving_bytes: what is not yet free after an unload.
+        apart_bytes: what instances take in other processes, when it was measured last.
     """
 
     def __init__(self, budget_bytes: int, real_bytes: Callable[[], int] = lambda: 0, spare_bytes: int = 0) -> None:
         self.budget_bytes = budget_bytes
         self.base_bytes = self.accounted_bytes = real_bytes() + spare_bytes
-        self.leaving_bytes = 0
+        self.leaving_bytes = self.apart_bytes = 0
         self._real_bytes = real_bytes
         self._spare_bytes = spare_bytes
 
@@ -58,7 +60,7 @@ class MemorySpace:
     @property
     def used_bytes(self) -> int:
         """What is in use, promised to loads in progress, or not yet free after an unload."""
-        return max(self.accounted_bytes, self._real_bytes())
+        return max(self.accounted_bytes, self._real_bytes() + self.apart_bytes)
 
     @property
     def free_bytes(self) -> int:
@@ -71,7 +73,7 @@ class MemorySpace:
 
     def fits(self, size_bytes: int, share: float = 1.0, instead_of_bytes: int = 0) -> bool:
         """Return whether a load leaves the other part of the budget free, maybe instead of what is reserved for it."""
-        used_bytes = max(self.accounted_bytes - instead_of_bytes, self._real_bytes())
+        used_bytes = max(self.accounted_bytes - instead_of_bytes, self._real_bytes() + self.apart_bytes)
         return not self.budget_bytes or used_bytes + size_bytes <= share * self.budget_bytes
 
     def grow_base(self) -> None:
@@ -103,7 +105,8 @@ class MemoryBudget(MemorySpace):
     `spare`: the accounts of work in the background, which ends for loads.
 
     Args:
-        follow: called before a load and after an unload, to correct the limit that the kernel enforces.
+        follow: called before a load and after an unload, to correct the limit that the kernel enforces; it gets what
+            instances take in other processes.
         device: the memory of its accelerator; None: it has none, or there is no limit.
     """
 
@@ -112,7 +115,7 @@ class MemoryBudget(MemorySpace):
         budget_bytes: int,
         real_bytes: Callable[[], int] = own_bytes,
         spare_bytes: int = 0,
-        follow: Callable[[], None] = lambda: None,
+        follow: Callable[[int], None] = lambda _: None,
         device: MemorySpace | None = None,
     ) -> None:
         super().__init__(budget_bytes, real_bytes, spare_bytes)
@@ -122,6 +125,7 @@ class MemoryBudget(MemorySpace):
         self._lock = threading.Lock()
         self._reserved: dict[str, Footprint] = {}  # loads in progress
         self._settled: dict[str, Footprint] = {}  # instances
+        self._apart: dict[str, tuple[int, int]] = {}  # bytes in other processes: after the load, and now
         self._unloading: dict[str, list[tuple[int, int]]] = {}  # bytes of the host and of the device, the oldest first
         self._loaded_before = False
         self._measuring: list[Measuring] = []  # loads whose growth is being measured
@@ -169,7 +173,7 @@ class MemoryBudget(MemorySpace):
 
         A second reservation of the same version replaces the first.
         """
-        self._follow()
+        self._follow(self.apart_bytes)
         with self._lock:
             before = self._reserved.get(content_id, _NOTHING)
             fits = self.fits(footprint.load_bytes, instead_of_bytes=before.load_bytes)
@@ -186,12 +190,37 @@ class MemoryBudget(MemorySpace):
             self._settled[content_id] = measured
             self._loaded_before = True
             self._count()
-        self._follow()
+        self._follow(self.apart_bytes)
+
+    def measured_apart(self, sizes_bytes: Mapping[str, int]) -> None:
+        """Count what instances take in other processes now, by content id, instead of what they took before."""
+        with self._lock:
+            for content_id, size_bytes in sizes_bytes.items():
+                known = self._settled.get(content_id)
+                if known is not None:
+                    loaded_bytes, _ = self._apart.get(content_id, (known.resident_bytes, 0))
+                    self._apart[content_id] = loaded_bytes, size_bytes
+                    self._settled[content_id] = replace(known, resident_bytes=size_bytes)
+            self._count()
+        self._follow(self.apart_bytes)
+
+    def most_grown(self) -> tuple[str, int] | None:
+        """Return the instance that grew most since its load, and by how many bytes, if such growth is why the budget
+        is exceeded.
+        """
+        with self._lock:
+            grown = {one: max(0, now - loaded) for one, (loaded, now) in self._apart.items()}
+            over_bytes = self.over_bytes
+            if over_bytes <= SPARE_BYTES or sum(grown.values()) < over_bytes:
+                return None
+            most = max(grown, key=lambda one: grown[one])
+            return most, grown[most]
 
     def begin_unload(self, content_id: str) -> None:
         """Begin to unload an instance, or to abandon a load: its bytes count until `freed`."""
         with self._lock:
             reserved, settled = self._reserved.pop(content_id, None), self._settled.pop(content_id, None)
+            self._apart.pop(content_id, None)
             self._loaded_before = True
             if settled:
                 self._disturb()
@@ -210,7 +239,7 @@ class MemoryBudget(MemorySpace):
             if not unloading:
                 self._unloading.pop(content_id, None)
             self._count()
-        self._follow()
+        self._follow(self.apart_bytes)
 
     @contextmanager
     def measuring(self) -> Iterator[Measuring]:
@@ -234,6 +263,7 @@ class MemoryBudget(MemorySpace):
     def _count(self) -> None:
         settled, reserved = self._settled.values(), self._reserved.values()
         unloading = [one for unloads in self._unloading.values() for one in unloads]
+        self.apart_bytes = sum([now for _, now in self._apart.values()])
         self.account([_host(one) for one in settled], [_host(one) for one in reserved], [host for host, _ in unloading])
         self.device.account(
             [_device(one) for one in settled], [_device(one) for one in reserved], [device for _, device in unloading]
