@@ -14,8 +14,8 @@ from millstream.plugins.functions.function_packages import python_of
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.services.settings import read_settings
-from millstream.workers.backends.base import NO_OPTIONS, Instance, Options, Stop, check_options
-from millstream.workers.backends.engine_parts import CpuBackend, check_cpu, check_not_ended
+from millstream.workers.backends.base import Instance, Options, Stop
+from millstream.workers.backends.engine_parts import CpuBackend, check_not_ended
 
 #: to install the packages of a function where they are not: its upload installs them on its own machine
 BUILD_S_MAX = 600.0
@@ -39,21 +39,15 @@ class Python(CpuBackend):
         if self._children is None:
             self._children = InstanceProcesses()
 
-    def load(
-        self,
-        path: Path,
-        signature: Signature,
-        device: str,
-        threads: int,
-        stop: Stop | None = None,
-        options: Options = NO_OPTIONS,
-    ) -> Instance:
+    def check_signature(self, signature: Signature) -> None:
+        """Raise Failure(MODEL) if a tensor is BF16, which numpy has not."""
+        for spec in (*signature.inputs, *signature.outputs):
+            if spec.datatype == "BF16":
+                raise Failure(Code.MODEL, f"Python has no BF16: {spec.name!r}")
+
+    def open(self, path: Path, signature: Signature, threads: int, options: Options, stop: Stop | None) -> Instance:
         """Start the process of the function that the document at `path` names. Raises Failure."""
-        check_cpu(self.name, device)
-        check_options(self.name, options, self.known)
-        check_no_bf16(signature)
-        check_not_ended(stop)
-        self.prepare(device)
+        self.prepare("cpu")
         assert self._children is not None
         try:
             document = read_document(path)
@@ -75,10 +69,3 @@ class Python(CpuBackend):
             unconfined=read_settings().unconfined_imports == "accept",
         )
         return ChildInstance(partial(self._children.start, program), self.title, signature, stop)
-
-
-def check_no_bf16(signature: Signature) -> None:
-    """Raise Failure(MODEL) if a tensor is BF16, which numpy has not."""
-    for spec in (*signature.inputs, *signature.outputs):
-        if spec.datatype == "BF16":
-            raise Failure(Code.MODEL, f"Python has no BF16: {spec.name!r}")

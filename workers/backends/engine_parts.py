@@ -55,11 +55,17 @@ class CpuBackend:
         """Load the file at `path`, as `open` does. Raises Failure: also INVALID for an option that is not known."""
         check_cpu(self.name, device)
         check_options(self.name, options, self.known)
-        check_no_text(self.title, signature)
+        self.check_signature(signature)
         check_not_ended(stop)
-        return self.open(path, signature, int(options.get("threads", threads)), options)
+        return self.open(path, signature, int(options.get("threads", threads)), options, stop)
 
-    def open(self, path: Path, signature: Signature, threads: int, options: Options) -> Instance:
+    def check_signature(self, signature: Signature) -> None:
+        """Raise Failure(MODEL) if the library has not the type of a tensor: text, for most."""
+        for spec in (*signature.inputs, *signature.outputs):
+            if spec.datatype == BYTES:
+                raise Failure(Code.MODEL, f"{self.title} has no text: {spec.name!r} is {spec.datatype}")
+
+    def open(self, path: Path, signature: Signature, threads: int, options: Options, stop: Stop | None) -> Instance:
         """Load a file that was not refused. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
         raise NotImplementedError
 
@@ -68,13 +74,6 @@ def check_cpu(backend: str, device: str) -> None:
     """Raise Failure(UNAVAILABLE) if `device` is not the CPU."""
     if device != "cpu":
         raise Failure(Code.UNAVAILABLE, f"the backend {backend} cannot use the device {device!r}; known: cpu")
-
-
-def check_no_text(library: str, signature: Signature) -> None:
-    """Raise Failure(MODEL) if a tensor is text, which `library` has not."""
-    for spec in (*signature.inputs, *signature.outputs):
-        if spec.datatype == BYTES:
-            raise Failure(Code.MODEL, f"{library} has no text: {spec.name!r} is {spec.datatype}")
 
 
 def check_not_ended(stop: Stop | None) -> None:

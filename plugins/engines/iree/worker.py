@@ -24,7 +24,7 @@ from millstream.plugins.engines.jax.document import FORMAT, is_export_file
 from millstream.plugins.engines.worker import ProgramInstance, importing, padded
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
-from millstream.workers.backends.base import Array, Options
+from millstream.workers.backends.base import Array, Options, Stop
 from millstream.workers.backends.engine_parts import CpuBackend
 
 COMPILE_S_MAX = 300.0  # of a load of a function; beyond, the load fails
@@ -127,6 +127,6 @@ class Iree(CpuBackend):
         """Import IREE's runtime. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
-    def open(self, path: Path, signature: Signature, threads: int, options: Options) -> IreeInstance:
+    def open(self, path: Path, signature: Signature, threads: int, options: Options, stop: Stop | None) -> IreeInstance:
         """Load the compiled model, or compile the function at `path`. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
         return IreeInstance(_library(), path, signature, threads)

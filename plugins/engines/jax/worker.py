@@ -19,7 +19,7 @@ from millstream.plugins.engines.jax.jax_program import JaxProgram, Library, load
 from millstream.plugins.engines.worker import ProgramInstance, importing, padded
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
-from millstream.workers.backends.base import NO_OPTIONS, Array, Options
+from millstream.workers.backends.base import NO_OPTIONS, Array, Options, Stop
 from millstream.workers.backends.engine_parts import CpuBackend
 
 
@@ -90,7 +90,7 @@ class Jax(CpuBackend):
         """Import JAX. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
-    def open(self, path: Path, signature: Signature, threads: int, options: Options) -> JaxInstance:
+    def open(self, path: Path, signature: Signature, threads: int, options: Options, stop: Stop | None) -> JaxInstance:
         """Read the function at `path`. Raises Failure(MODEL) or Failure(UNAVAILABLE).
 
         Options: `padding`, whether to fill runs up to a power of two rows (default True); `fast_math`, as XLA's;

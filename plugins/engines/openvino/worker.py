@@ -21,8 +21,8 @@ from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
 from millstream.services.process.process_memory import trim
 from millstream.services.repository.variants import Target
-from millstream.workers.backends.base import NO_OPTIONS, Array, Options, OutOfMemory, Stop, Terminated, check_options
-from millstream.workers.backends.engine_parts import CheckedInputs, CpuBackend, check_cpu, check_not_ended
+from millstream.workers.backends.base import NO_OPTIONS, Array, Options, OutOfMemory, Stop, Terminated
+from millstream.workers.backends.engine_parts import CheckedInputs, CpuBackend, check_not_ended
 
 SHAPES_MAX = 512  # operators times shapes whose code OpenVINO keeps; beyond, it compiles that used longest ago again
 BLOB = "compiled.variant.blob"  # file name of a compiled model: a variant
@@ -45,18 +45,7 @@ def _reason(error: Exception, path: Path | None = None) -> str:
     return library_message(text, path, MESSAGE_CHARACTERS_MAX) or type(error).__name__
 
 
-def _check_supported(signature: Signature) -> None:
-    for spec in (*signature.inputs, *signature.outputs):
-        if spec.datatype not in SUPPORTED:
-            raise Failure(
-                Code.MODEL,
-                f"OpenVINO does not compute {spec.datatype} ({spec.name!r}) on a CPU: serve this version by the "
-                "backend onnxruntime",
-            )
-
-
 def _check_options(given: Options) -> None:
-    check_options("openvino", given, OPTIONS)
     if given.get("precision", "f32") not in PRECISIONS:
         raise invalid(
             f"the option 'precision' of the backend openvino is one of {', '.join(PRECISIONS)}, not "
@@ -211,7 +200,8 @@ def _bits(tensor: Any, datatype: str) -> Array:
 class OpenVino(CpuBackend):
     """Loads ONNX files, and blobs that `compile_to` wrote, on the CPU."""
 
-    name = "openvino"
+    name, title = "openvino", "OpenVINO"
+    known = OPTIONS
     formats = frozenset({"onnx", "openvino"})
 
     def prepare(self, device: str) -> None:
@@ -224,27 +214,30 @@ class OpenVino(CpuBackend):
 
     def compile(self, path: Path, folder: Path, signature: Signature, device: str, threads: int) -> list[str]:
         """Write the model as OpenVINO compiles it for this processor."""
-        instance = self.load(path, signature, device, threads)
+        self.check_signature(signature)
+        instance = self.open(path, signature, threads, NO_OPTIONS, None)
         (folder / BLOB).write_bytes(instance.exported())
         instance.close()
         return [BLOB]
 
-    def load(
-        self,
-        path: Path,
-        signature: Signature,
-        device: str,
-        threads: int,
-        stop: Stop | None = None,
-        options: Options = NO_OPTIONS,
+    def check_signature(self, signature: Signature) -> None:
+        """Raise Failure(MODEL) if a tensor has a type that OpenVINO does not compute on a CPU."""
+        for spec in (*signature.inputs, *signature.outputs):
+            if spec.datatype not in SUPPORTED:
+                raise Failure(
+                    Code.MODEL,
+                    f"OpenVINO does not compute {spec.datatype} ({spec.name!r}) on a CPU: serve this version by the "
+                    "backend onnxruntime",
+                )
+
+    def open(
+        self, path: Path, signature: Signature, threads: int, options: Options, stop: Stop | None
     ) -> OpenVinoInstance:
         """Compile the model with `threads` threads. Raises Failure(MODEL) or Failure(UNAVAILABLE).
 
         The compilation itself cannot be ended early: `stop` takes effect before and after it.
         """
-        check_cpu(self.name, device)
         _check_options(options)
-        _check_supported(signature)
         library = _library()
         properties = _properties(threads, options)
 

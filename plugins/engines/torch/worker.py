@@ -17,7 +17,7 @@ from millstream.plugins.engines.torch.torch_program import CompiledProgram, Torc
 from millstream.plugins.engines.worker import ProgramInstance, importing
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
-from millstream.workers.backends.base import NO_OPTIONS, Array, Options, Terminated
+from millstream.workers.backends.base import NO_OPTIONS, Array, Options, Stop, Terminated
 from millstream.workers.backends.engine_parts import CpuBackend
 
 #: Options of a load. `aotinductor`: the file is a package that AOTInductor compiled on this machine; the others say how
@@ -103,6 +103,8 @@ class Torch(CpuBackend):
         """Import torch. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
-    def open(self, path: Path, signature: Signature, threads: int, options: Options) -> TorchInstance:
+    def open(
+        self, path: Path, signature: Signature, threads: int, options: Options, stop: Stop | None
+    ) -> TorchInstance:
         """Read the program at `path`. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
         return TorchInstance(_library(), path, signature, threads, options)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,8 +21,8 @@ from millstream.plugins.engines.triton.health import ServerHealth
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import BYTES, NUMPY, decode_elements, encode_elements
 from millstream.services.model.signature import Signature
-from millstream.workers.backends.base import NO_OPTIONS, Array, Options, Stop, Terminated, check_options
-from millstream.workers.backends.engine_parts import CheckedInputs, CpuBackend, check_cpu, check_not_ended, whole_import
+from millstream.workers.backends.base import Array, Options, Stop, Terminated
+from millstream.workers.backends.engine_parts import CheckedInputs, CpuBackend, whole_import
 
 FORMAT = "triton"
 LIMIT_S_MIN = 0.001  # of a run whose callers' deadline has just passed
@@ -289,7 +289,8 @@ def _details(error: Any) -> str:
 class Triton(CpuBackend):
     """Loads model files that name a server. `device` is "cpu": what device the server uses is its own affair."""
 
-    name = "triton"
+    name = title = "triton"
+    known: ClassVar[Mapping[str, type]] = {}
     formats = frozenset({FORMAT})
     forwards = True
 
@@ -301,24 +302,18 @@ class Triton(CpuBackend):
         """Import tritonclient. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
-    def load(
-        self,
-        path: Path,
-        signature: Signature,
-        device: str,
-        threads: int,
-        stop: Stop | None = None,
-        options: Options = NO_OPTIONS,
+    def check_signature(self, signature: Signature) -> None:
+        """Take every type: the server has the model."""
+
+    def open(
+        self, path: Path, signature: Signature, threads: int, options: Options, stop: Stop | None
     ) -> TritonInstance:
         """Connect to the server. Raises Failure(UNAVAILABLE) if it does not serve the model, Failure(MODEL)."""
-        check_options(self.name, options, {})
-        check_cpu(self.name, device)
         try:
             remote = Remote.model_validate(json.loads(path.read_bytes()))
         except (OSError, ValueError, ValidationError) as error:
             why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
             raise Failure(Code.MODEL, f"triton: {path.name}: {why}") from error
-        check_not_ended(stop)
         return TritonInstance(remote, signature, stop, self._health_of(remote.url))
 
     def _health_of(self, url: str) -> ServerHealth:

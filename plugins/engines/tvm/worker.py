@@ -18,7 +18,7 @@ from millstream.plugins.engines.tvm.target import load_tvm
 from millstream.plugins.engines.worker import ProgramInstance, importing
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.signature import Signature
-from millstream.workers.backends.base import Array, Options
+from millstream.workers.backends.base import Array, Options, Stop
 from millstream.workers.backends.engine_parts import CpuBackend
 
 _ANY_CORE = 1  # mode of TVM's thread pool: the larger cores first
@@ -80,7 +80,7 @@ class Tvm(CpuBackend):
         """Import TVM. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
-    def open(self, path: Path, signature: Signature, threads: int, options: Options) -> TvmInstance:
+    def open(self, path: Path, signature: Signature, threads: int, options: Options, stop: Stop | None) -> TvmInstance:
         """Load the compiled model. Raises Failure: MODEL, UNAVAILABLE, INVALID if it was not compiled by a race.
 
         Options: `compiled`, that a compilation on this machine wrote the library; `threads`.

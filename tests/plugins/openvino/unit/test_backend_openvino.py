@@ -31,7 +31,7 @@ def test_it_computes_with_as_many_threads_as_asked_for_and_in_single_precision(t
     path = models.mlp(tmp_path / "mlp.onnx")
     shapes = signature([("input", "FP32", (-1, 64))], [("output", "FP32", (-1, 10))])
     for threads in (1, 2):
-        instance = OpenVino().load(path, shapes, "cpu", threads)
+        instance = OpenVino().open(path, shapes, threads, {}, None)
         assert instance._model.get_property("INFERENCE_NUM_THREADS") == threads
         assert instance._model.get_property("INFERENCE_PRECISION_HINT").to_dtype() == np.float32
 
@@ -39,7 +39,7 @@ def test_it_computes_with_as_many_threads_as_asked_for_and_in_single_precision(t
 def test_the_size_of_a_group_of_a_dynamic_quantization_is_set_and_checked(tmp_path: Path) -> None:
     path = models.mlp(tmp_path / "mlp.onnx")
     shapes = signature([("input", "FP32", (-1, 64))], [("output", "FP32", (-1, 10))])
-    instance = OpenVino().load(path, shapes, "cpu", 1, options={"dynamic_group": 128})
+    instance = OpenVino().open(path, shapes, 1, {"dynamic_group": 128}, None)
     assert instance._model.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE") == 128
     for group in (0, -1, GROUP_MAX + 1):
         with pytest.raises(Failure, match="'dynamic_group' of the backend openvino is a number from 1 to"):
