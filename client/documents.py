@@ -25,6 +25,7 @@ class ListedVersion(TypedDict):
     inputs: list[Tensor]
     outputs: list[Tensor]
     usage: Usage | None
+    errors: list[VersionError]
     load_failures: list[LoadFailure]
     notes: list[str]
     imported: ImportedModel | None
@@ -32,6 +33,7 @@ class ListedVersion(TypedDict):
     variants: list[Variant]
     races: list[RaceSummary]
     steps: list[VersionStep]
+    function: dict[str, Any] | None
     graph: dict[str, Any] | None
 
 
@@ -63,6 +65,15 @@ class ImageInput(TypedDict):
     channels: int
     height: int
     width: int
+
+
+class VersionError(TypedDict):
+    """An error of runs, as its callers got it."""
+
+    worker: str
+    at: float
+    text: str
+    count: int
 
 
 class LoadFailure(TypedDict):
@@ -161,6 +172,7 @@ class Version(TypedDict):
     inputs: list[Tensor]
     outputs: list[Tensor]
     usage: Usage | None
+    errors: list[VersionError]
     load_failures: list[LoadFailure]
     notes: list[str]
     imported: ImportedModel | None
@@ -168,6 +180,7 @@ class Version(TypedDict):
     variants: list[Variant]
     races: list[RaceSummary]
     steps: list[VersionStep]
+    function: dict[str, Any] | None
     graph: dict[str, Any] | None
     existing: bool
 

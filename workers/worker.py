@@ -49,6 +49,8 @@ LOST_LOOK_S, LOST_WAIT_S_MAX = 0.002, 0.1  # for the lane of an instance that wa
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
 _NO_SIGNATURE = Signature(inputs=(), outputs=(), batching=False)
+#: codes of failures of runs that the record of an instance lists: what the model did, not who called it
+_NOTED = frozenset({Code.MODEL, Code.MEMORY, Code.INTERNAL, ENDLESS})
 
 
 class Worker:
@@ -321,7 +323,7 @@ class Worker:
             whole = any(result.cost.runs == [rows] for result in runs)
             self._to_count.append((guarded, runs[0].execution_s, rows, whole))
         signature = model.manifest.signature
-        finished = _left([self._replies.finish(result, signature) for result in runs])
+        finished = _left([self._finish(result, signature) for result in runs])
         if runs[0].execution_s:
             self._run_time.add(guarded, runs[0].execution_s)
         return finished
@@ -396,7 +398,13 @@ class Worker:
         return self._fail(lease, cost)
 
     def _fail(self, lease: Lease, cost: RunCost) -> Finished | None:
-        return self._replies.finish(RunResult(lease, None, 0.0, cost), _NO_SIGNATURE, at_once=False)
+        return self._finish(RunResult(lease, None, 0.0, cost), _NO_SIGNATURE, at_once=False)
+
+    def _finish(self, result: RunResult, signature: Signature, *, at_once: bool = True) -> Finished | None:
+        for code, message in result.lease.failures.values():
+            if code in _NOTED:
+                self._models.errors.add(result.lease.lane, message)
+        return self._replies.finish(result, signature, at_once=at_once)
 
     def _drain(self, consumer: Consumer) -> None:
         """Leave the set of idle workers, so that no further entry is delivered; then run what is leased."""

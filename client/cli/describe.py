@@ -120,6 +120,14 @@ def _show(console: Console, version: ListedVersion) -> None:
     show_detail(console, "  uploaded  ", f"{ago(version['created'])}{where}")
     show_signature(console, version)
     _show_parts(console, version)
+    if function := version.get("function"):
+        packages = ", ".join(function["packages"]) if function["packages"] is not None else "those of the server"
+        show_detail(console, "  function  ", escape(f"{function['file']}, {function['python']}, packages {packages}"))
+        show_detail(console, "  may       ", escape("; ".join(function["may"])))
+    for error in version.get("errors", ()):
+        times = f", {error['count']} times" if error["count"] > 1 else ""
+        what = f"{ago(error['at'])}{times} in {error['worker']}: {error['text']}"
+        show_detail(console, "  error     ", escape(what), style="red")
     for failure in version["load_failures"]:
         what = f"on {failure['kind']}, {ago(failure['failed_at'])}: {failure['reason']}"
         show_detail(console, "  failed    ", escape(what), style="red")

@@ -73,6 +73,8 @@ def _add_details(deps: Deps, versions: Sequence[schemas.Version]) -> None:
         view = model.versions.get(version.version) if model is not None and version.version is not None else None
         if view is not None:
             version.usage = usage_of(view.manifest)
+            if shown([version.model], Need.WRITE):  # a text may have what a caller sent
+                version.errors = schemas.run_errors(view)
             found = deps.repository.variants.reports(view.manifest)
             version.variants = [schemas.Variant.of(name, report) for name, report in found.items()]
             for section in contributions("model_section", FunctionType):

@@ -19,6 +19,8 @@ from millstream.services.repository.variants import Report
 from millstream.services.repository.verdicts import why_unmerged
 from millstream.services.wire.records import State
 
+RUN_ERRORS_MAX = 20  # of a version
+
 
 class UploadForm(TypedDict):
     """A form with the model's file."""
@@ -120,6 +122,15 @@ class StepMeasured(BaseModel):
     run_s: float | None = Field(description="Mean of its runs, which requests share.")
 
 
+class VersionError(BaseModel):
+    """An error of runs, as its callers got it."""
+
+    worker: str
+    at: float = Field(description="When it last came, in seconds since the epoch.")
+    text: str
+    count: int = Field(description="How often it came lately with this text.")
+
+
 class VersionStep(BaseModel, from_attributes=True):
     """A step of a graph, and the version that it runs."""
 
@@ -155,6 +166,11 @@ class Version(BaseModel):
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
     usage: Usage | None = Field(None, description="How it wants to be called; not in the list of all models.")
+    errors: list[VersionError] = Field(
+        [],
+        description="The last ones of runs in workers that have it, the newest first, for those who may change it; not "
+        "in the list of all models.",
+    )
     load_failures: list[LoadFailure] = Field(
         [], description="Kinds of workers that do not load it until it is activated or loaded again."
     )
@@ -164,6 +180,11 @@ class Version(BaseModel):
     variants: list[Variant] = Field([], description="Compiled forms; not in the list of all models.")
     races: list[RaceSummary] = Field([], description="The last one first; not in the list of all models.")
     steps: list[VersionStep] = Field([], description="Of a graph: the versions that it runs.")
+    function: dict[str, Any] | None = Field(
+        None,
+        description="Of a function: its file, Python and packages (null: the server's own), and what it may do; not in "
+        "the list of all models.",
+    )
     graph: dict[str, Any] | None = Field(
         None, description="Of a graph: its document, with where each input comes from; not in the list of all models."
     )
@@ -225,6 +246,16 @@ class Models(BaseModel):
     """All models, by name."""
 
     models: list[Model]
+
+
+def run_errors(view: VersionView) -> list[VersionError]:
+    """Return the last errors of a version's runs, of all its workers, the newest first."""
+    found = [
+        VersionError(worker=replica.worker.id, **one.model_dump())
+        for replica in view.replicas
+        for one in replica.instance.errors
+    ]
+    return sorted(found, key=lambda one: one.at, reverse=True)[:RUN_ERRORS_MAX]
 
 
 def published(manifest: Manifest, snapshot: Snapshot, *, existing: bool) -> UploadedVersion:

@@ -27,6 +27,7 @@ from millstream.services.sandbox.group_watch import FolderWatch, GroupWatch
 #: below the folder of a version
 LOCK = "imported/requirements.txt"
 ENVIRONMENTS = "environments"  # below the home
+BUILD_LOG = "build.log"  # in an environment: what uv said
 _BUILDER = "millstream.plugins.functions.package_installer"
 _REQUIREMENTS, _PROJECT, _UV_LOCK, _WHEELS = "requirements.txt", "pyproject.toml", "uv.lock", "wheels"
 _SCRIPT = re.compile(r"^# /// script[ \t]*\n(?P<content>(?:#(?: .*)?\n)+?)# ///[ \t]*$", re.MULTILINE)
@@ -134,8 +135,9 @@ def python_of(folder: Path, lock_name: str, wheels: Path, home: Path, seconds_ma
         shutil.rmtree(environment, ignore_errors=True)
         writes = (environment.parent,)
         _run(["venv", "--quiet", "--python", sys.executable, str(environment)], home, (folder,), writes, seconds_max)
-        arguments = ["pip", "sync", "--quiet", "--python", str(python), "--only-binary", ":all:", "--require-hashes"]
-        _run([*arguments, *_index(wheels), str(locked)], home, (folder,), writes, seconds_max)
+        arguments = ["pip", "sync", "--python", str(python), "--only-binary", ":all:", "--require-hashes"]
+        said = _run([*arguments, *_index(wheels), str(locked)], home, (folder,), writes, seconds_max)
+        (environment / BUILD_LOG).write_bytes(said)
         (environment / "complete").touch()
     return str(python)
 
@@ -159,8 +161,11 @@ def _index(beside: Path) -> list[str]:
 
 def _run(
     arguments: Sequence[str], home: Path, reads: Sequence[Path], writes: Sequence[Path], seconds_max: float
-) -> None:
-    """Run uv, confined. Raises Failure: INVALID with the end of what it said, UNSUPPORTED if it is not installed."""
+) -> bytes:
+    """Run uv, confined, and return the end of what it said.
+
+    Raises Failure: INVALID with that, UNSUPPORTED if it is not installed.
+    """
     if find_spec("uv") is None:
         raise Failure(
             Code.UNSUPPORTED,
@@ -189,3 +194,4 @@ def _run(
         said = [line.strip() for line in ended.errors.decode(errors="replace").splitlines() if line.strip()]
         why = ended.exceeded or "; ".join(said[-_SHOWN_LINES:]) or f"uv ended with status {ended.status}"
         raise invalid(f"the function's packages cannot be installed: {why}")
+    return ended.errors

@@ -20,4 +20,6 @@ PLUGIN = Plugin(
         "millstream.plugins.functions.importer:FunctionImporter",
         "millstream.plugins.functions.stand_ins:PickleStandIn",
     ),
+    http=("millstream.plugins.functions.gateway.function_page:ADAPTER",),
+    model_section=("millstream.plugins.functions.gateway.function_page:function_of",),
 )

@@ -27,6 +27,16 @@ class State(StrEnum):
     UNLOADED = "unloaded"
 
 
+class ErrorRecord(BaseModel):
+    """An error of a version's runs. `at`: of the last one, in seconds since the epoch; `count`: that had this text."""
+
+    model_config = ConfigDict(frozen=True)
+
+    at: float
+    text: str
+    count: int = 1
+
+
 class InstanceRecord(BaseModel):
     """A variant that one worker has loaded or is loading."""
 
@@ -54,6 +64,7 @@ class InstanceRecord(BaseModel):
     why: str = ""  # why the worker loaded it, for people
     retry_at: float = 0.0  # of a failed load: when its worker tries again, on the Redis clock; 0: an operator decides
     variant: str = ""  # targets of the compiled forms that serve; "": the version's own file
+    errors: tuple[ErrorRecord, ...] = ()  # the last ones, of this worker, the newest at the end
 
     @property
     def measured(self) -> bool:

@@ -15,9 +15,9 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.verdicts import Verdict
-from millstream.services.wire.records import InstanceRecord, State
+from millstream.services.wire.records import ErrorRecord, InstanceRecord, State
 from millstream.workers.backends.base import Instance
-from millstream.workers.models.record_parts import BeatSignal
+from millstream.workers.models.record_parts import BeatSignal, LastErrors
 from millstream.workers.models.usage_log import Calls, Known, UsageLog
 
 #: Records show calls at most this old: a record that changes is read and parsed by every gateway.
@@ -158,7 +158,7 @@ class LoadedModel:
         larger = [seconds for measured, seconds in self.measured.items() if measured >= rows]
         return min(larger) if larger else max(self.measured.values(), default=0.0)
 
-    def record(self, known: Known, offset_s: float) -> InstanceRecord:
+    def record(self, known: Known, offset_s: float, errors: tuple[ErrorRecord, ...]) -> InstanceRecord:
         """Return the record to publish."""
         return InstanceRecord(
             content_id=self.manifest.content_id,
@@ -183,6 +183,7 @@ class LoadedModel:
             retry_at=_shifted(self.retry_at, offset_s),
             variant=self.variant,
             batches=self.calls.sizes(),
+            errors=errors,
         )
 
 
@@ -202,13 +203,16 @@ class _Published(NamedTuple):
     at: float
     offset_s: float
 
-    def is_outdated(self, model: LoadedModel, runs: int, now: float, offset_s: float) -> bool:
+    def is_outdated(
+        self, model: LoadedModel, runs: int, now: float, offset_s: float, errors: tuple[ErrorRecord, ...]
+    ) -> bool:
         """Return whether the record no longer says what it should of the model, after so many runs and `now`."""
         if self.model is not model or abs(offset_s - self.offset_s) > CLOCK_STEP_S:
             return True
         if self.runs != runs and _differ(self.record.profile, dict(model.measured)):
             return True
-        return model.calls.last != self.known.last_used and now - self.at >= USAGE_PUBLISHED_S
+        called = model.calls.last != self.known.last_used or errors != self.record.errors
+        return called and now - self.at >= USAGE_PUBLISHED_S
 
 
 def _shifted(instant: float, offset_s: float) -> float:
@@ -241,6 +245,7 @@ class LoadedModels:
     ) -> None:
         self.signal = signal or BeatSignal()
         self.usage = usage or UsageLog()
+        self.errors = LastErrors()
         self._offset_s = offset_s
         self._models: dict[str, LoadedModel] = {}
         self.lost = threading.Event()  # set when a run found that its instance is lost, for the reconciler
@@ -334,10 +339,10 @@ class LoadedModels:
         now, offset_s = time.monotonic(), self._offset_s()
         records: dict[str, _Published] = {}
         for content_id, model in self.all().items():
-            last, runs = self._records.get(content_id), model.calls.runs
-            if last is None or last.is_outdated(model, runs, now, offset_s):
+            last, runs, errors = self._records.get(content_id), model.calls.runs, self.errors.of(content_id)
+            if last is None or last.is_outdated(model, runs, now, offset_s, errors):
                 known = self.usage.fold(content_id, model.calls)
-                last = _Published(model, known, model.record(known, offset_s), runs, now, offset_s)
+                last = _Published(model, known, model.record(known, offset_s, errors), runs, now, offset_s)
             elif last.runs != runs:
                 last = last._replace(runs=runs)
             records[content_id] = last

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 
 from millstream.services.placement.views import Refusal, RefusalKind
-from millstream.services.wire.records import RefusalRecord
+from millstream.services.process.printable import printable
+from millstream.services.wire.records import ErrorRecord, RefusalRecord
 
 #: Longest delay of changes that may be late: most loads end before, and are published once.
 SOON_S = 0.05
@@ -48,6 +49,33 @@ class BeatSignal:
             if due < self._due:
                 self._due = due
                 self._wake.notify()
+
+
+ERRORS_MAX = 5  # of a version, beyond which the oldest is dropped
+ERROR_CHARACTERS_MAX = 500
+ERROR_VERSIONS_MAX = 200  # with errors; beyond, that is dropped whose last one is the oldest
+
+
+class LastErrors:
+    """The last errors of runs by content id, which outlive the instances. The main loop adds, other threads read."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, tuple[ErrorRecord, ...]] = {}
+
+    def add(self, content_id: str, text: str) -> None:
+        """Note an error: one with the text of another takes its place."""
+        text = printable(text[:ERROR_CHARACTERS_MAX])
+        known = self._errors.pop(content_id, ())
+        count = 1 + sum(one.count for one in known if one.text == text)
+        now = time.time()  # noqa: TID251 - an instant for people
+        others = [one for one in known if one.text != text][1 - ERRORS_MAX :]
+        self._errors[content_id] = (*others, ErrorRecord(at=now, text=text, count=count))
+        while len(self._errors) > ERROR_VERSIONS_MAX:
+            del self._errors[next(iter(self._errors))]
+
+    def of(self, content_id: str) -> tuple[ErrorRecord, ...]:
+        """Return the errors of a version, the same object until there is another one."""
+        return self._errors.get(content_id, ())
 
 
 REFUSALS_MAX = 1000  # beyond, the oldest is dropped
