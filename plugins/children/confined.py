@@ -2,7 +2,8 @@
 
 python -c BOOT PACKAGE MODULE DESCRIPTORS --parent PID
 {"load": …} ─> begin, confine ─> load(task) ─> {"ready": …} or {"error": [kind, text]}
-{"run": n} + tensors ─> run ─> {"run": n} + tensors, or {"run": n, "error": [kind, text]}
+{"run": n, …} + tensors ─> run ─> {"run": n, …} + tensors, or {"run": n, "error": [kind, text]}
+the other side closes the connection ─> finalize, if what runs has it
 Standard library alone: it may run in an environment that has nothing else.
 """
 
@@ -11,12 +12,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from millstream.plugins.children.message_channel import Channel, ClosedError, SharedFile, TensorData
+from millstream.plugins.children.message_channel import Channel, ClosedError, Message, SharedFile
 from millstream.services.process.inheritance import close_all_but, die_with_parent
 from millstream.services.sandbox.confine import Limits, confine
 
@@ -46,7 +49,7 @@ class TerminatedError(BaseException):
     """The run is to end. No Exception, so that code which catches all of these lets it pass."""
 
 
-Run = Callable[[Sequence[TensorData]], Sequence[TensorData]]
+Run = Callable[[Message], Message]
 #: loads, from the task; returns what it says of itself, and what runs
 Load = Callable[[dict[str, Any]], tuple[dict[str, Any], Run]]
 
@@ -59,12 +62,16 @@ def main(load: Load) -> NoReturn:
     die_with_parent(int(sys.argv[-1]))
     connection, received, sent = descriptors
     channel = Channel(connection, SharedFile(sent), SharedFile(received))
+    run = None
     try:
         run = _loaded(channel, load)
         while run is not None:
             _answer(channel, run)
     except ClosedError:
-        pass
+        finalize: Callable[[], None] | None = getattr(run, "finalize", None)
+        if finalize is not None:
+            with suppress(Exception):
+                finalize()
     sys.stdout.flush()
     os._exit(0)  # skips what libraries do at their end, and threads of the model
 
@@ -110,14 +117,14 @@ class _Interruptible:
 def _answer(channel: Channel, run: Run) -> None:
     message = channel.receive()
     header: dict[str, Any] = {"run": message.header["run"]}
-    answered: Sequence[TensorData] = ()
+    answer = Message(header)
     try:
         with _Interruptible():
-            answered = run(message.tensors)
+            answer = run(message)
     except BaseException as error:
         header["error"] = _described(error)
     try:
-        channel.send(header, answered, int(message.header["begin"]))
+        channel.send(answer.header | header, answer.tensors, int(message.header["begin"]))
     except OSError as error:
         channel.send({**header, "error": [MEMORY, f"its answer finds no memory: {error.strerror}"]})
 
@@ -132,3 +139,25 @@ def _described(error: BaseException) -> list[str]:
         return [MEMORY, "out of memory"]
     text = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
     return [MODEL, " ".join(text.split())[:_TEXT_CHARACTERS_MAX]]
+
+
+@contextmanager
+def located(folder: Path, prefix: str = "") -> Iterator[None]:
+    """Raise what code of the user in `folder` raises in the block as a ModelError that names its line.
+
+    `prefix`: of its text, before the type of what was raised.
+    """
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{prefix}{error}") from error
+    except (InputError, TerminatedError, MemoryError):
+        raise
+    except BaseException as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        last = next((one for one in reversed(frames) if Path(one.filename).is_relative_to(folder)), None)
+        where = f" ({os.path.relpath(last.filename, folder)}, line {last.lineno})" if last is not None else ""
+        if isinstance(error, SystemExit):
+            raise ModelError(f"{prefix}it called exit({error.code!r}){where}") from error
+        text = f": {error}" if str(error) else ""
+        raise ModelError(f"{prefix}{type(error).__name__}{text}{where}") from error

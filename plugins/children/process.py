@@ -169,17 +169,22 @@ class InstanceProcess:
             raise error
         return dict(header["ready"])
 
-    def run(self, tensors: Sequence[TensorData], begin: int = 0) -> Message:
+    def run(self, tensors: Sequence[TensorData], begin: int = 0, **header: Any) -> Message:
         """Run, and return the answer, whose tensors are valid until a later run writes there.
 
-        `begin`: where in the shared memory its larger tensors may begin. Raises RunError, EndedError.
+        Args:
+            tensors: the inputs.
+            begin: where in the shared memory its larger tensors may begin.
+            header: what else the process is told.
+
+        Raises RunError, EndedError.
         """
         if self.ended:
             raise EndedError(self.ended)
         self._numbers += 1
         self._terminated_at, self._running = 0.0, True
         try:
-            message = self._exchange({"run": self._numbers, "begin": begin}, tensors)
+            message = self._exchange({**header, "run": self._numbers, "begin": begin}, tensors)
         finally:
             self._running = False
         if message.header.get("run") != self._numbers:
@@ -238,8 +243,12 @@ class InstanceProcess:
         with self._killing:  # else its number might be another's when it is signalled
             self.gone.set()
 
-    def close(self) -> None:
-        """End the process and free all that is held for it."""
+    def close(self, wait_s: float = 0.0) -> None:
+        """End the process and free all that is held for it. `wait_s`: for it to end by itself first."""
+        if wait_s and not self.ended:
+            with suppress(OSError):
+                self._ours.shutdown(socket.SHUT_RDWR)
+            self.gone.wait(wait_s)
         self.kill("it was unloaded")
         self.gone.wait(_END_S)
         with self._killing:

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import resource
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 from millstream.plugins.children.arrays import to_array, to_tensor
 from millstream.plugins.children.confined import INVALID, MEMORY, TERMINATED
-from millstream.plugins.children.message_channel import TensorData
+from millstream.plugins.children.message_channel import Message, TensorData
 from millstream.plugins.children.process import EndedError, InstanceProcess, RunError
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.process.printable import printable
 from millstream.services.process.process_memory import memory_use
-from millstream.workers.backends.base import Array, InstanceEnded, OutOfMemory, Stop, Terminated
+from millstream.workers.backends.base import Array, InstanceEnded, OutOfMemory, RunRequest, Stop, Terminated
 from millstream.workers.backends.engine_parts import CheckedInputs, check_not_ended
 
 #: where neither the worker nor the machine limits the memory of a process
 UNLIMITED_BYTES = 1 << 46
 #: answers behind each other in the shared memory, all in use; further ones are copied
 LENT_ANSWERS_MAX = 3
+#: for an instance that is unloaded to end by itself
+FINALIZE_S = 1.0
 
 
 class ChildInstance:
@@ -73,36 +78,55 @@ class ChildInstance:
         return self._child.watch.memory_bytes()
 
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        self._checked.check(inputs)
-        child, asked = self._child, [to_tensor(name, self._specs[name], array) for name, array in inputs.items()]
-        if child.ended:
-            raise Failure(Code.UNAVAILABLE, f"{self._title}: {child.ended}", retry_after_s=1)
-        try:
-            begin = self._lent.free_from()
-            answer = child.run(asked, begin)
-            answered = {tensor.name: tensor for tensor in answer.tensors}
-            lend = begin < answer.ends and self._lent.may_lend(begin, answer.ends)
-            outputs = [_output(answered, spec, copy=not lend) for spec in self._outputs]
+        with self._exchange():
+            answer, lend = self._run(inputs)
+            outputs = self._arrays(answer.tensors, copy=not lend)
             if lend:
                 self._lent.note(outputs, answer.ends)
             return outputs
+
+    def _run(self, inputs: Mapping[str, Array], **header: Any) -> tuple[Message, bool]:
+        """Return the answer of a run, and whether its arrays may be views of the shared memory."""
+        self._checked.check(inputs)
+        asked = [to_tensor(name, self._specs[name], array) for name, array in inputs.items()]
+        if self._child.ended:
+            raise Failure(Code.UNAVAILABLE, f"{self._title}: {self._child.ended}", retry_after_s=1)
+        begin = self._lent.free_from()
+        answer = self._child.run(asked, begin, **header)
+        return answer, begin < answer.ends and self._lent.may_lend(begin, answer.ends)
+
+    def _arrays(self, tensors: Sequence[TensorData], *, copy: bool) -> list[Array]:
+        """Return the outputs among tensors. Raises ValueError."""
+        answered = {tensor.name: tensor for tensor in tensors}
+        return [_output(answered, spec, copy=copy) for spec in self._outputs]
+
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """Raise what a run raises in the block as a Failure."""
+        child = self._child
+        try:
+            yield
         except RunError as error:
             raise self._failure(error) from error
         except ValueError as error:
-            raise Failure(Code.MODEL, f"{self._title}: its answer cannot be read: {error}") from error
+            raise Failure(Code.MODEL, self._text(f"its answer cannot be read: {error}")) from error
         except MemoryError as error:
-            raise OutOfMemory(f"{self._title}: there is no memory for its answer") from error
+            raise OutOfMemory(self._text("there is no memory for its answer")) from error
         except EndedError as error:
             if child.terminated:
                 raise Terminated from error
-            raise InstanceEnded(f"{self._title}: {error}") from error
+            raise InstanceEnded(self._text(str(error))) from error
 
     def _failure(self, error: RunError) -> Failure:
         if error.kind == TERMINATED:
             return Terminated()
         if error.kind == MEMORY:
-            return OutOfMemory(f"{self._title}: {error}")
-        return Failure(Code.INVALID if error.kind == INVALID else Code.MODEL, f"{self._title}: {error}")
+            return OutOfMemory(self._text(str(error)))
+        return Failure(Code.INVALID if error.kind == INVALID else Code.MODEL, self._text(str(error)))
+
+    def _text(self, text: str) -> str:
+        """Return the message of a failure."""
+        return f"{self._title}: {text}"
 
     def end(self, why: str) -> None:
         self._child.kill(why)
@@ -115,6 +139,56 @@ class ChildInstance:
 
     def close(self) -> None:
         self._child.close()
+
+
+class RequestsInstance(ChildInstance):
+    """An instance whose process answers each request of a run by itself. Failures have its own words alone."""
+
+    takes_requests = True
+
+    def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        [answer] = self.run_requests(inputs, [RunRequest(_rows_of(inputs))])
+        if isinstance(answer, Failure):
+            raise answer
+        return answer
+
+    def run_requests(
+        self, inputs: Mapping[str, Array], requests: Sequence[RunRequest]
+    ) -> Sequence[Sequence[Array] | Failure]:
+        """Run the requests whose rows are behind each other in `inputs`. Raises Failure: none has an answer."""
+        with self._exchange():
+            message, lend = self._run(inputs, requests=[one.rows_and_told() for one in requests])
+            answers = list(self._answers(message, len(requests), copy=not lend))
+            if lend:
+                self._lent.note([array for one in answers if isinstance(one, list) for array in one], message.ends)
+            return answers
+
+    def _answers(self, message: Message, count: int, *, copy: bool) -> Iterator[list[Array] | Failure]:
+        """Yield the answer of each request. Raises ValueError if there are others than asked for."""
+        told, tensors = message.header.get("answers"), iter(message.tensors)
+        if not isinstance(told, list) or len(told) != count:
+            raise ValueError(f"there are no answers of {count} requests")
+        for one in told:
+            if "error" in one:
+                code, text = one["error"]
+                yield Failure(Code(code), printable(str(text)))
+                continue
+            try:
+                yield self._arrays([next(tensors) for _ in range(one["tensors"])], copy=copy)
+            except StopIteration:
+                raise ValueError("a tensor is missing") from None
+            except ValueError as error:
+                yield Failure(Code.MODEL, self._text(str(error)))
+
+    def _text(self, text: str) -> str:
+        return text
+
+    def close(self) -> None:
+        self._child.close(FINALIZE_S)
+
+
+def _rows_of(inputs: Mapping[str, Array]) -> int:
+    return next((array.shape[0] for array in inputs.values() if array.ndim), 1)
 
 
 class LentMemory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,9 +14,11 @@ from millstream.services.model.signature import Signature
 
 FORMAT = "python"
 Adapter = Literal["", "estimators", "archive_handlers", "pyfunc_models"]
+#: models of Triton's Python backend
+TRITON_FORMAT = "triton-python"
 #: below the folder of a version
 DOCUMENT = "imported/function.json"
-_PROGRAM = "millstream.plugins.functions.program"
+_PROGRAM, _TRITON_PROGRAM = "millstream.plugins.functions.program", "millstream.plugins.functions.triton.program"
 _BYTES_MAX = 8 << 20
 
 
@@ -61,21 +63,48 @@ class ServedFile(NamedTuple):
     adapter: str = ""
 
 
-def program_of(
-    folder: Path, file: ServedFile, name: str, *, python: str, memory_bytes_max: int, threads: int, unconfined: bool
-) -> ChildProgram:
+class RunsIn(NamedTuple):
+    """What the process of a function gets.
+
+    Args:
+        python: the interpreter of its environment.
+        memory_bytes_max: that it may take.
+        threads: of its libraries.
+        unconfined: run it also where nothing confines it.
+    """
+
+    python: str
+    memory_bytes_max: int
+    threads: int
+    unconfined: bool
+
+
+def program_of(folder: Path, file: ServedFile, name: str, runs_in: RunsIn) -> ChildProgram:
     """Return the program that serves `file`, below the folder of a version."""
-    path = (folder / file.name).resolve()
-    numbers = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(max(1, threads)))
+    task = {"file": str((folder / file.name).resolve()), "adapter": file.adapter}
+    return _program(name, _PROGRAM, task, folder, runs_in)
+
+
+def triton_program_of(path: Path, config: str, name: str, runs_in: RunsIn, *, complete: bool = False) -> ChildProgram:
+    """Return the program that serves the model of Triton's Python backend at `path`, or has it complete its `config`.
+
+    `name`: of the model.
+    """
+    task = {"file": str(path.resolve()), "config": config, "name": name, "complete": complete}
+    return _program(name, _TRITON_PROGRAM, task, path.parents[1], runs_in)
+
+
+def _program(name: str, module: str, task: dict[str, Any], folder: Path, runs_in: RunsIn) -> ChildProgram:
+    threads = str(max(1, runs_in.threads))
     return ChildProgram(
         name=name,
-        module=_PROGRAM,
-        task={"file": str(path), "adapter": file.adapter},
+        module=module,
+        task=task,
         reads=(folder.resolve(),),
-        memory_bytes_max=memory_bytes_max,
-        python=python,
-        variables=numbers,
-        unconfined=unconfined,
+        memory_bytes_max=runs_in.memory_bytes_max,
+        python=runs_in.python,
+        variables=dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads),
+        unconfined=runs_in.unconfined,
     )
 
 

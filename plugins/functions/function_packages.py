@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import re
 import shutil
 import sys
@@ -71,7 +72,14 @@ def check_requirements(lines: Iterable[str]) -> list[str]:
     return found
 
 
-def lock(folder: Path, path: Path, home: Path, seconds_max: float, requirements: Sequence[str] | None = None) -> str:
+def lock(
+    folder: Path,
+    path: Path,
+    home: Path,
+    seconds_max: float,
+    requirements: Sequence[str] | None = None,
+    needed: Sequence[str] = (),
+) -> str:
     """Resolve what a function declares into the file LOCK below `folder`, and return its name; "": nothing is declared.
 
     Args:
@@ -80,6 +88,7 @@ def lock(folder: Path, path: Path, home: Path, seconds_max: float, requirements:
         home: of the installation.
         seconds_max: that resolving may take.
         requirements: in place of what is declared; none: there are none.
+        needed: further requirements where some are declared, except in a uv.lock.
 
     Raises Failure(INVALID) with the end of what uv said.
     """
@@ -87,11 +96,11 @@ def lock(folder: Path, path: Path, home: Path, seconds_max: float, requirements:
     inline = declared(path) if requirements is None else requirements
     if requirements is not None and not requirements:
         return ""
+    source = folder / "imported" / "requirements.in"
+    source.parent.mkdir(exist_ok=True)
+    source.write_text("".join(f"{one}\n" for one in (*check_requirements(inline), *needed)))
     if inline:
-        source = folder / "imported" / "requirements.in"
-        source.parent.mkdir(exist_ok=True)
-        source.write_text("".join(f"{one}\n" for one in check_requirements(inline)))
-        arguments = ["pip", "compile", str(source)]
+        arguments = ["pip", "compile"]
     elif (beside / _REQUIREMENTS).is_file():
         check_requirements(_lines(beside / _REQUIREMENTS))
         arguments = ["pip", "compile", str(beside / _REQUIREMENTS)]
@@ -101,11 +110,12 @@ def lock(folder: Path, path: Path, home: Path, seconds_max: float, requirements:
         arguments = ["pip", "compile", str(beside / _PROJECT)]
     else:
         return ""
-    target.parent.mkdir(exist_ok=True)
     if arguments[0] == "pip":
+        arguments += [str(source)] if inline or needed else []
         arguments += ["--only-binary", ":all:", "--generate-hashes", "--no-header", "--no-annotate", *_index(beside)]
         arguments += ["--python", sys.executable]
-    _run([*arguments, "--quiet", "--output-file", str(target)], home, (folder,), (target.parent,), seconds_max)
+    reads = (folder, beside)
+    _run([*arguments, "--quiet", "--output-file", str(target)], home, reads, (target.parent,), seconds_max)
     check_requirements(_lines(target))
     return LOCK
 
@@ -133,13 +143,26 @@ def python_of(folder: Path, lock_name: str, wheels: Path, home: Path, seconds_ma
         if python.exists() and (environment / "complete").exists():
             return str(python)
         shutil.rmtree(environment, ignore_errors=True)
-        writes = (environment.parent,)
-        _run(["venv", "--quiet", "--python", sys.executable, str(environment)], home, (folder,), writes, seconds_max)
+        reads, writes = (folder, wheels), (environment.parent,)
+        _run(["venv", "--quiet", "--python", sys.executable, str(environment)], home, reads, writes, seconds_max)
         arguments = ["pip", "sync", "--python", str(python), "--only-binary", ":all:", "--require-hashes"]
-        said = _run([*arguments, *_index(wheels), str(locked)], home, (folder,), writes, seconds_max)
+        said = _run([*arguments, *_index(wheels), str(locked)], home, reads, writes, seconds_max)
         (environment / BUILD_LOG).write_bytes(said)
         (environment / "complete").touch()
     return str(python)
+
+
+def python_of_text(lock_text: str, wheels: Path, home: Path, seconds_max: float) -> str:
+    """Return what `python_of` returns, of the text of a lock; empty: the server's own environment."""
+    if not lock_text:
+        return sys.executable
+    kept = home / ENVIRONMENTS / f"{key_of(lock_text.encode())}.txt"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    if not kept.exists():
+        made = kept.with_suffix(f".{os.getpid()}")
+        made.write_text(lock_text)
+        made.replace(kept)
+    return python_of(kept.parent, kept.name, wheels, home, seconds_max)
 
 
 def key_of(content: bytes) -> str:

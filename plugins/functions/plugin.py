@@ -15,6 +15,15 @@ PLUGIN = Plugin(
             platform="python",
             platform_backend="python",
         ),
+        Format(
+            name="triton-python",
+            recognises="millstream.plugins.functions.inspection:is_document",
+            inspect="millstream.plugins.functions.inspection:inspect",
+            backend="python",
+            platform="",
+            platform_backend="python",
+            file="model.py",
+        ),
     ),
     importers=(
         "millstream.plugins.functions.importer:FunctionImporter",

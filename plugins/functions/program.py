@@ -11,17 +11,14 @@ import asyncio
 import importlib
 import importlib.util
 import inspect
-import os
 import sys
-import traceback
 import typing
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from millstream.plugins.children.confined import InputError, ModelError, TerminatedError, main
-from millstream.plugins.children.message_channel import TensorData
+from millstream.plugins.children.confined import ModelError, Run, located, main
+from millstream.plugins.children.message_channel import Message, TensorData
 from millstream.plugins.functions.event_loop import PipePolicy
 from millstream.plugins.functions.hints import HintCodec, HintError, Parameter, results_of, value_of
 from millstream.plugins.functions.lit_api import function_of, is_lit_api
@@ -31,7 +28,7 @@ _ADAPTERS = "millstream.plugins.functions"
 _SHOWN = 5  # names in a message
 
 
-def load(task: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Sequence[TensorData]], Sequence[TensorData]]]:
+def load(task: dict[str, Any]) -> tuple[dict[str, Any], Run]:
     """Import the file of a task, and return what its function takes and answers, and what runs it.
 
     Raises ModelError, with the line where it failed.
@@ -40,7 +37,7 @@ def load(task: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Sequence[Tenso
     asyncio.set_event_loop_policy(PipePolicy())
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    with _located(path.parent):
+    with located(path.parent):
         if task["adapter"]:
             name, function = importlib.import_module(f"{_ADAPTERS}.{task['adapter']}").served(path)
         else:
@@ -48,7 +45,7 @@ def load(task: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Sequence[Tenso
             if inspect.isclass(function):
                 function = function_of(function) if is_lit_api(function) else _opened(function, loop)
         called = Called(path, name, function, loop)
-    return called.described(), called.run
+    return called.described(), lambda message: Message({}, called.run(message.tensors))
 
 
 def _imported(path: Path) -> Any:
@@ -163,7 +160,7 @@ class Called:
             if value.name in given
         }
         rows = len(next(iter(values.values()), ()))
-        with _located(self._folder):
+        with located(self._folder):
             results = self._called(values, rows)
         columns = self._columns(results, rows)
         return [self._tensor(value, column) for value, column in zip(self._outputs, columns, strict=True)]
@@ -203,23 +200,6 @@ class Called:
 
 async def _all(function: Callable[..., Any], calls: Sequence[dict[str, Any]]) -> list[Any]:
     return await asyncio.gather(*(function(**arguments) for arguments in calls))
-
-
-@contextmanager
-def _located(folder: Path) -> Iterator[None]:
-    """Raise what code of the user raises in the block as a ModelError that names its line."""
-    try:
-        yield
-    except (InputError, ModelError, TerminatedError, MemoryError):
-        raise
-    except BaseException as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        last = next((one for one in reversed(frames) if Path(one.filename).is_relative_to(folder)), None)
-        where = f" ({os.path.relpath(last.filename, folder)}, line {last.lineno})" if last is not None else ""
-        if isinstance(error, SystemExit):
-            raise ModelError(f"it called exit({error.code!r}){where}") from error
-        text = f": {error}" if str(error) else ""
-        raise ModelError(f"{type(error).__name__}{text}{where}") from error
 
 
 if __name__ == "__main__":

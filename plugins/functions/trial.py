@@ -17,7 +17,15 @@ from pydantic import ValidationError
 
 from millstream.plugins.children.arrays import Array, to_array, to_tensor
 from millstream.plugins.children.process import EndedError, InstanceProcess, InstanceProcesses, RunError
-from millstream.plugins.functions.document import DOCUMENT, FORMAT, Adapter, FunctionDocument, ServedFile, program_of
+from millstream.plugins.functions.document import (
+    DOCUMENT,
+    FORMAT,
+    Adapter,
+    FunctionDocument,
+    RunsIn,
+    ServedFile,
+    program_of,
+)
 from millstream.plugins.functions.function_packages import lock, python_of
 from millstream.plugins.functions.importer import NAME
 from millstream.services.errors import Code, Failure, invalid
@@ -57,14 +65,14 @@ async def tried(folder: Path, asked: Tried, settings: Settings) -> Converted:
     Raises Failure: INVALID with what the owner can do, UNAVAILABLE if no process can be started.
     """
     children = InstanceProcesses()
-    deadline = _Deadline(settings.check_s_max)
+    deadline = CheckDeadline(settings.check_s_max)
     try:
         return await in_its_thread(partial(_tried, children, folder, asked, settings, deadline), deadline.end)
     finally:
         children.close()
 
 
-class _Deadline:
+class CheckDeadline:
     """Ends the process of a trial, when its time is over or its caller is gone."""
 
     def __init__(self, seconds_max: float) -> None:
@@ -77,7 +85,7 @@ class _Deadline:
 
 
 def _tried(
-    children: InstanceProcesses, folder: Path, asked: Tried, settings: Settings, deadline: _Deadline
+    children: InstanceProcesses, folder: Path, asked: Tried, settings: Settings, deadline: CheckDeadline
 ) -> Converted:
     path = asked.path
     lock_name = lock(folder, path, settings.home, settings.import_s_max, asked.requirements)
@@ -86,16 +94,13 @@ def _tried(
         folder / SOURCE,
         ServedFile(str(path.relative_to(folder / SOURCE)), asked.adapter),
         f"check of {path.name}",
-        python=python,
-        memory_bytes_max=settings.check_memory_bytes_max,
-        threads=1,
-        unconfined=settings.unconfined_imports == "accept",
+        RunsIn(python, settings.check_memory_bytes_max, 1, settings.unconfined_imports == "accept"),
     )
     try:
         child = deadline.child = children.start(program)
     except OSError as error:
         raise Failure(Code.UNAVAILABLE, f"the check cannot be started: {error.strerror}", retry_after_s=5) from error
-    timer = _timer(child, deadline.seconds_max)
+    timer = started_timer(child, deadline.seconds_max)
     try:
         said = child.load()
         document = _document(child, folder, asked, said).model_copy(update={"lock": lock_name})
@@ -122,7 +127,8 @@ def _tried(
     )
 
 
-def _timer(child: InstanceProcess, seconds_max: float) -> threading.Timer:
+def started_timer(child: InstanceProcess, seconds_max: float) -> threading.Timer:
+    """Return a timer that ends a process whose check takes too long."""
     why = f"the check took longer than {seconds_max:g} s (MILLSTREAM_CHECK_S_MAX sets the limit)"
     timer = threading.Timer(seconds_max, child.kill, [why])
     timer.daemon = True

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from millstream.plugins.children.process import InstanceProcesses
-from millstream.plugins.children.worker import ChildInstance, memory_bytes_max
-from millstream.plugins.functions.document import FORMAT, ServedFile, program_of, read_document
-from millstream.plugins.functions.function_packages import python_of
+from millstream.plugins.children.worker import ChildInstance, RequestsInstance, memory_bytes_max
+from millstream.plugins.functions.document import (
+    FORMAT,
+    TRITON_FORMAT,
+    RunsIn,
+    ServedFile,
+    program_of,
+    read_document,
+    triton_program_of,
+)
+from millstream.plugins.functions.function_packages import python_of, python_of_text
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.services.settings import read_settings
@@ -26,8 +35,8 @@ class Python(CpuBackend):
 
     name = "python"
     title = "Python"
-    known: ClassVar[Mapping[str, type]] = {}
-    formats = frozenset({FORMAT})
+    known: ClassVar[Mapping[str, type]] = {"configuration": str, "lock": str}
+    formats = frozenset({FORMAT, TRITON_FORMAT})
 
     def __init__(self, home: Path | None = None) -> None:
         super().__init__(home)
@@ -49,6 +58,8 @@ class Python(CpuBackend):
         """Start the process of the function that the document at `path` names. Raises Failure."""
         self.prepare("cpu")
         assert self._children is not None
+        if "configuration" in options:
+            return self._triton_model(path, signature, threads, stop, options)
         try:
             document = read_document(path)
         except OSError as error:
@@ -63,9 +74,27 @@ class Python(CpuBackend):
             folder,
             ServedFile(document.file, document.adapter),
             f"{folder.parent.name}:{folder.name}",
-            python=python,
-            memory_bytes_max=memory_bytes_max(),
-            threads=threads,
-            unconfined=read_settings().unconfined_imports == "accept",
+            _runs_in(python, threads),
         )
         return ChildInstance(partial(self._children.start, program), self.title, signature, stop)
+
+    def _triton_model(
+        self, path: Path, signature: Signature, threads: int, stop: Stop | None, options: Options
+    ) -> Instance:
+        """Start the process of the model of Triton's Python backend at `path`."""
+        assert self._children is not None
+        config = str(options["configuration"])
+        home = self._home or read_settings().home
+        python = python_of_text(str(options.get("lock", "")), path.parent, home, BUILD_S_MAX)
+        check_not_ended(stop)
+        program = triton_program_of(
+            path,
+            config,
+            str(json.loads(config)["name"]),
+            _runs_in(python, threads),
+        )
+        return RequestsInstance(partial(self._children.start, program), self.title, signature, stop)
+
+
+def _runs_in(python: str, threads: int) -> RunsIn:
+    return RunsIn(python, memory_bytes_max(), threads, read_settings().unconfined_imports == "accept")

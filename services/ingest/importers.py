@@ -22,7 +22,7 @@ from millstream.services.model.samples import ARRAYS_MAX, INPUT, OUTPUT, SAMPLES
 from millstream.services.plugin.registry import contributions, load_for
 
 if TYPE_CHECKING:
-    from millstream.services.ingest.report import Converted, Recognised
+    from millstream.services.ingest.report import Converted, Recognised, Served
     from millstream.services.settings import Settings
 
 Array = np.ndarray[Any, Any]
@@ -123,7 +123,9 @@ class Importer:
         """
         return None
 
-    async def run(self, folder: Path, recognised: Recognised, options: ImportOptions, settings: Settings) -> Converted:
+    async def run(
+        self, folder: Path, recognised: Recognised, options: ImportOptions, settings: Settings
+    ) -> Converted | Served:
         """Convert the model below `folder` in a process of its own, within limits, and have its framework answer.
 
         Raises Failure: INVALID with what the owner can do, UNSUPPORTED, UNAVAILABLE, INTERNAL.

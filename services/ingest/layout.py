@@ -122,9 +122,9 @@ def _matching(root: Path, patterns: Sequence[str]) -> tuple[str, ...]:
 
 def _in_folder(root: Path) -> Found:
     for folder in dict.fromkeys((root, _only_entry(root))):
-        if folder.is_dir():
-            _refuse_triton(folder)
         importer = find_importer(Source(root, folder))
+        if folder.is_dir() and (importer is None or not importer.runs_code):
+            _refuse_triton(folder)
         if importer is not None:
             members = importer.members(folder) or Members(())
             return Found(root, folder, importer, members.notes, tuple(members.patterns))

@@ -7,7 +7,7 @@ A model may take over the checker, so a report is untrusted: every field is boun
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -18,6 +18,7 @@ from millstream.services.model.manifest import (
     Batching,
     ImportFacts,
     ImportRecord,
+    ModelConfig,
     TrialInputs,
     VersionPart,
     Warmup,
@@ -137,6 +138,7 @@ class CheckedModel(BaseModel):
         source_format: as in a manifest.
         labels: files with the class names of outputs, one per line, by output.
         parts: as in a manifest; the check does not know them, the gateway adds them.
+        options: as in a manifest; the check does not know them, importers of what is code add them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -156,6 +158,7 @@ class CheckedModel(BaseModel):
     imported: ImportRecord | None = None
     labels: dict[str, PathBelow] = Field({}, max_length=TENSORS_MAX)
     parts: tuple[VersionPart, ...] = Field((), max_length=0)
+    options: dict[str, str] = Field({}, max_length=0)
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -167,6 +170,20 @@ class CheckedModel(BaseModel):
         if any(len(spec.name) > NAME_CHARACTERS_MAX or len(spec.shape) > RANK_MAX for spec in specs):
             raise ValueError("a tensor has a name or shape that is too long")
         return self
+
+
+class Served(NamedTuple):
+    """What an importer of code says of an upload, which is served as it is: the check could run nothing of it.
+
+    Args:
+        checked: how it is served.
+        config: what its own configuration says; what the upload sets counts before it.
+        triton: as in a manifest.
+    """
+
+    checked: CheckedModel
+    config: ModelConfig
+    triton: dict[str, Any]
 
 
 class Recognised(BaseModel):

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FunctionType, TracebackType
-from typing import IO, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.archive import keep_only
@@ -31,7 +31,7 @@ from millstream.services.ingest.importers import (
     importers,
     read_inputs,
 )
-from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask, Converted, Recognised, one_line
+from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask, Converted, Recognised, Served, one_line
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.names import check_name, check_version
 from millstream.services.model.preparation import check_preparation
@@ -110,6 +110,7 @@ class ModelUpload:
         self._sink: _Sink | None = None
         self._buffer = bytearray()
         self._size_bytes = 0
+        self._triton: dict[str, Any] = {}  # of the manifest
 
     async def __aenter__(self) -> Self:
         try:
@@ -310,6 +311,10 @@ class ModelUpload:
         self, importer: Importer, outcome: Recognised, task: CheckTask, notes: tuple[str, ...] = ()
     ) -> CheckedModel:
         converted = await importer.run(self.folder(), outcome, self.options, self._settings)
+        if isinstance(converted, Served):
+            given = {name: getattr(self.config, name) for name in self.config.model_fields_set}
+            self.config, self._triton = converted.config.model_copy(update=given), converted.triton
+            return converted.checked.model_copy(update={"notes": (*outcome.notes, *converted.checked.notes)})
         if converted.classes is not None and self.config.classes is None:
             labels = {converted.classes.output: LABELS, **self.config.labels}
             self.config = self.config.model_copy(update={"classes": converted.classes, "labels": labels})
@@ -403,7 +408,9 @@ class ModelUpload:
             index_ranges=checked.index_ranges,
             imported=checked.imported,
             url=self.url,
+            triton=self._triton,
             parts=checked.parts,
+            options=checked.options,
         )
 
 

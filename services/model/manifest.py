@@ -296,6 +296,7 @@ class Manifest(BaseModel):
         index_ranges: of inputs that are indices of a table: the least and the greatest value that a request may send.
         triton: Triton model configuration of the version, in JSON form; empty: none.
         parts: versions that a composed version runs, one for each step: gateways run it, and no worker loads it.
+        options: of the load of its own file (workers/backends/base.py), beside those of the worker.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -322,6 +323,7 @@ class Manifest(BaseModel):
     index_ranges: dict[str, tuple[int, int]] = {}
     triton: dict[str, Any] = {}
     parts: tuple[VersionPart, ...] = ()
+    options: dict[str, str] = {}
 
     @cached_property
     def answered(self) -> Signature:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -134,6 +134,41 @@ class InstanceApart(Instance, Protocol):
 
     def end(self, why: str) -> None:
         """End its process, in another thread than its runs: it is `lost` for this reason."""
+
+
+class RunRequest(NamedTuple):
+    """A request of a run.
+
+    Args:
+        rows: of it; 1 for versions that do not batch.
+        told: what its caller said beside its tensors, in JSON: `id`, `parameters`, `timeout`, names of `outputs`.
+    """
+
+    rows: int
+    told: Mapping[str, Any] = MappingProxyType({})
+
+    def rows_and_told(self) -> dict[str, Any]:
+        """Return both as one document."""
+        return {**self.told, "rows": self.rows}
+
+
+class RequestsInstance(Instance, Protocol):
+    """An instance that answers each request of a run by itself. Requests that nobody made never reach it."""
+
+    takes_requests: bool
+
+    def run_requests(
+        self, inputs: Mapping[str, Array], requests: Sequence[RunRequest]
+    ) -> Sequence[Sequence[Array] | Failure]:
+        """Run requests whose rows are behind each other in `inputs`; return the outputs, or the failure, of each.
+
+        Raises as `run` does, if there is an answer to none of them.
+        """
+
+
+def takes_requests(instance: Instance | None) -> bool:
+    """Return whether an instance is a RequestsInstance."""
+    return bool(getattr(instance, "takes_requests", False))
 
 
 class Backend(Protocol):

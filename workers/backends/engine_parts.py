@@ -14,7 +14,16 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import BYTES, NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.repository.variants import Target
-from millstream.workers.backends.base import NO_OPTIONS, Array, Instance, Options, Stop, check_options
+from millstream.workers.backends.base import (
+    NO_OPTIONS,
+    Array,
+    Instance,
+    Options,
+    RunRequest,
+    Stop,
+    check_options,
+    takes_requests,
+)
 
 
 class CpuBackend:
@@ -156,8 +165,23 @@ class Reshaped:
         return self._instance.lost
 
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        feed = {name: self._to_model(self._inputs.get(name), array) for name, array in inputs.items()}
-        outputs = self._instance.run(feed)
+        return self._answered(self._instance.run(self._feed(inputs)))
+
+    @property
+    def takes_requests(self) -> bool:
+        return takes_requests(self._instance)
+
+    def run_requests(
+        self, inputs: Mapping[str, Array], requests: Sequence[RunRequest]
+    ) -> Sequence[Sequence[Array] | Failure]:
+        by_request: Any = self._instance
+        answers = by_request.run_requests(self._feed(inputs), requests)
+        return [one if isinstance(one, Failure) else self._answered(one) for one in answers]
+
+    def _feed(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {name: self._to_model(self._inputs.get(name), array) for name, array in inputs.items()}
+
+    def _answered(self, outputs: Sequence[Array]) -> Sequence[Array]:
         return [
             array if spec.model_shape is None else self._to_client(spec, array)
             for spec, array in zip(self._outputs, outputs, strict=True)

@@ -1,5 +1,7 @@
 """Leases -> merge -> run -> split. A failed run is bisected: only the requests at fault get their error.
 
+An instance that answers each request by itself is told where each begins; failures of some leave the others' answers.
+
 A size counts as too large for the memory only if its halves ran. A request that finds no memory alone is itself at
 fault, and does not change the sizes of other requests.
 """
@@ -10,15 +12,26 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from millstream.services.errors import Code, Failure
+from millstream.services.model.signature import Signature
 from millstream.services.process.process_memory import trim
 from millstream.services.queue.pipeline import RedisClock
 from millstream.services.segments.segment import Segments
-from millstream.workers.backends.base import Array, InstanceEnded, OutOfMemory, Terminated, check_outputs
+from millstream.services.wire.batch import AGAIN, NO_ROOM
+from millstream.workers.backends.base import (
+    Array,
+    InstanceEnded,
+    OutOfMemory,
+    RunRequest,
+    Terminated,
+    check_outputs,
+    takes_requests,
+)
 from millstream.workers.batches.lease import Inputs, Lease, RunCost, fail_outside, input_arrays
 from millstream.workers.batches.watchdog import Guarded
 from millstream.workers.metrics import WorkerMetrics
@@ -126,6 +139,9 @@ def _live(
     signature, ranges = model.manifest.signature, model.manifest.index_ranges
     for lease in group:
         lease.drop_expired(now_ms)
+        if lease.header.probe and takes_requests(model.instance):
+            for position in list(lease.live_requests):  # any reply proves that the worker answers
+                lease.fail(position, Code.MODEL, "a probe is no request, and might have effects")
         if not lease.live_requests:
             continue
         try:
@@ -161,6 +177,7 @@ class _Runner:
         self._guarded = guarded
         self._on_run = on_run
         self.alone = bool(model.alone)  # requests share no runs
+        self.by_request = takes_requests(model.instance)
         self.began = 0.0  # when the first run began
         self.seconds = 0.0  # that all runs took
         self.runs: list[int] = []  # rows of the runs that succeeded
@@ -204,23 +221,41 @@ class _Runner:
         except MemoryError as error:
             raise OutOfMemory(f"no memory for the outputs of {rows} rows") from error
 
-    def _run_once(self, inputs: Inputs) -> list[Array]:
+    def answers(self, inputs: Inputs, requests: Sequence[RunRequest]) -> list[list[Array] | RequestError]:
+        """Return the answer of each request, whose rows are behind each other in `inputs`. Raises Failure."""
+        if not self.by_request:
+            outputs = self.run(inputs)
+            if len(requests) == 1:
+                return [outputs]
+            bounds = pairwise(accumulate((one.rows for one in requests), initial=0))
+            return [[array[a:b] for array in outputs] for a, b in bounds]
+        instance: Any = self._model.instance
+        found = self._timed(lambda: instance.run_requests(inputs, requests))
+        signature = self._model.manifest.signature
+        self.runs.append(sum(one.rows for one in requests) if signature.batching else 1)
+        return [_checked(answer, signature, one.rows) for answer, one in zip(found, requests, strict=True)]
+
+    def _timed(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
         model = self._model
-        signature = model.manifest.signature
         if model.instance is None:
             raise Failure(Code.UNAVAILABLE, f"version {model.manifest.version} of {model.manifest.model} is not loaded")
         began = time.perf_counter()
         self.began = self.began or began
         try:
             try:
-                outputs = list(model.instance.run(inputs))
+                return run()
             except Terminated as terminated:
                 if isinstance(terminated, InstanceEnded) or (self._guarded is not None and self._guarded.error):
                     raise
                 # The previous run was to be terminated, but had ended before the request.
-                outputs = list(model.instance.run(inputs))
+                return run()
         finally:
             self.seconds += time.perf_counter() - began
+
+    def _run_once(self, inputs: Inputs) -> list[Array]:
+        model, signature = self._model, self._model.manifest.signature
+        instance: Any = model.instance
+        outputs = list(self._timed(lambda: instance.run(inputs)))
         rows = _rows(inputs)
         check_outputs(outputs, signature, rows)
         self.runs.append(rows if signature.batching else 1)
@@ -242,13 +277,24 @@ def _part(inputs: Inputs, rows: slice) -> Inputs:
     return {name: array[rows] for name, array in inputs.items()}
 
 
+def _checked(answer: Sequence[Array] | Failure, signature: Signature, rows: int) -> list[Array] | RequestError:
+    try:
+        if isinstance(answer, Failure):
+            raise answer
+        check_outputs(answer, signature, rows)
+        return list(answer)
+    except Failure as failure:
+        return RequestError(failure.code, failure.message)
+
+
 def _outputs(live: Sequence[Lease], runner: _Runner, inputs: Inputs) -> dict[int, list[Array] | None]:
     """Return outputs by position in `live`; requests at fault fail in their lease."""
-    if runner.alone and sum(len(lease.live_requests) for lease in live) > 1:
-        return _bisect(live, runner, inputs, None)
+    alone = runner.alone and sum(len(lease.live_requests) for lease in live) > 1
+    if alone or runner.by_request:
+        return _bisect(live, runner, inputs, alone=alone)
     outputs, error = _try_run(runner, inputs)
     if outputs is None:
-        return _bisect(live, runner, inputs, error)
+        return _bisect(live, runner, inputs, known=error)
     if len(live) == 1:
         return {0: outputs}
     bounds = np.cumsum([0, *(lease.rows for lease in live)])
@@ -265,26 +311,39 @@ def _try_run(runner: _Runner, inputs: Inputs) -> tuple[list[Array] | None, Reque
         return None, RequestError(failure.code, failure.message)
 
 
+def _try_requests(
+    runner: _Runner, inputs: Inputs, requests: Sequence[RunRequest]
+) -> tuple[list[list[Array] | RequestError] | None, RequestError]:
+    """Return the answer of each request, or the error of all, as `_try_run` does."""
+    try:
+        return runner.answers(inputs, requests), NO_ERROR
+    except Terminated:
+        raise
+    except Failure as failure:
+        return None, RequestError(failure.code, failure.message)
+
+
 def _bisect(
-    live: Sequence[Lease], runner: _Runner, inputs: Inputs, known: RequestError | None
+    live: Sequence[Lease], runner: _Runner, inputs: Inputs, *, known: RequestError | None = None, alone: bool = False
 ) -> dict[int, list[Array] | None]:
     """Halve the failed run until each failure has one request: log2(requests) more runs for one request at fault.
 
-    `known` is the error of the run of all of them; None: nothing ran yet, and each request is to run alone.
+    `known` is the error of the run of all of them; None: nothing ran yet, and with `alone` each is to run alone.
     """
     requests = [(i, position) for i, lease in enumerate(live) for position in lease.live_requests]
-    rows = np.cumsum([0, *(live[i].header.rows[position] for i, position in requests)])
+    told = [RunRequest(live[i].header.rows[position]) for i, position in requests]
+    rows = list(accumulate((one.rows for one in told), initial=0))
     pieces: dict[int, list[list[Array]]] = {i: [] for i in range(len(live))}
-    left = [(0, len(requests))] if known is not None else [(k, k + 1) for k in reversed(range(len(requests)))]
+    left = [(k, k + 1) for k in reversed(range(len(requests)))] if alone else [(0, len(requests))]
     while left:
         low, high = left.pop()
         error, known = known, None
         if error is None:
-            outputs, error = _try_run(runner, _part(inputs, slice(rows[low], rows[high])))
-            if outputs is not None:
-                for k in range(low, high):
-                    part = [array[rows[k] - rows[low] : rows[k + 1] - rows[low]] for array in outputs]
-                    pieces[requests[k][0]].append(part)
+            part = inputs if high - low == len(requests) else _part(inputs, slice(rows[low], rows[high]))
+            answers, error = _try_requests(runner, part, told[low:high])
+            for (i, position), answer in zip(requests[low:high], answers or (), strict=answers is not None):
+                _take(live[i], position, pieces[i], answer)
+            if answers is not None:
                 continue
         if high - low == 1:
             i, position = requests[low]
@@ -293,6 +352,16 @@ def _bisect(
             middle = (low + high) // 2
             left += [(middle, high), (low, middle)]
     return {i: _join(live[i], parts) for i, parts in pieces.items()}
+
+
+def _take(lease: Lease, position: int, pieces: list[list[Array]], answer: list[Array] | RequestError) -> None:
+    """Note the answer of a request. One of other shapes than those before it has no room in the same reply."""
+    if isinstance(answer, RequestError):
+        lease.fail(position, answer.code, answer.message)
+    elif pieces and [one.shape[1:] for one in pieces[0]] != [one.shape[1:] for one in answer]:
+        lease.fail(position, AGAIN, NO_ROOM)
+    else:
+        pieces.append(answer)
 
 
 def _join(lease: Lease, parts: list[list[Array]]) -> list[Array] | None:

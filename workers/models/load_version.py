@@ -31,7 +31,7 @@ from millstream.services.repository.variants import Variants
 from millstream.services.sandbox.child import ChildProcess
 from millstream.services.wire.records import kind_of
 from millstream.services.wire.worker_id import new_start, worker_id
-from millstream.workers.backends.base import Backend, Instance, Options, OutOfMemory, Stop
+from millstream.workers.backends.base import Backend, Instance, Options, OutOfMemory, Stop, takes_requests
 from millstream.workers.backends.engine_parts import Reshaped
 from millstream.workers.models.footprint_meter import FootprintMeter, Measurement
 from millstream.workers.models.memory_budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION, MemoryBudget
@@ -195,7 +195,7 @@ def _open(manifest: Manifest, folder: Path, compiled: Path | None, at: LoadEnvir
     """Load the variant; if that fails, delete it and load the version's own file."""
     path, signature = folder / manifest.served, manifest.signature
     if compiled is None or at.variants is None:
-        return at.backend.load(path, signature, at.device, at.threads, stop)
+        return at.backend.load(path, signature, at.device, at.threads, stop, manifest.options)
     log.info("%s is loaded from its variant %s", manifest.content_id, compiled.parent.name)
     try:
         return at.backend.load(compiled, signature, at.device, at.threads, stop)
@@ -207,7 +207,7 @@ def _open(manifest: Manifest, folder: Path, compiled: Path | None, at: LoadEnvir
             raise
         at.variants.discard(manifest, target, failure.message)
         verify(folder, manifest)
-        return at.backend.load(path, signature, at.device, at.threads, stop)
+        return at.backend.load(path, signature, at.device, at.threads, stop, manifest.options)
 
 
 def _profile(
@@ -217,6 +217,8 @@ def _profile(
 
     A version that this process loaded before is not measured again: one row is run, and with `whole` also the most.
     """
+    if takes_requests(instance):  # generated ones are nobody's, and might have effects
+        return Profile({}), whole
     known = at.profiles.get(manifest.content_id) if at.profiles is not None else None
     if known is not None and runs_as_known(instance, manifest.signature, known, whole=whole):
         return known, whole

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.plugins.compat.triton.config.config import ParsedConfig
+from millstream.plugins.compat.triton.config.config import ParsedConfig, from_document
 from millstream.plugins.compat.triton.config.model_folder import referenced_files
 from millstream.plugins.compat.triton.config.to_model_config import TranslatedConfig, to_model_config
 from millstream.plugins.compat.triton.config.to_signature import client_signature, declared_tensors, requested_batching
+from millstream.plugins.compat.triton.config.unsupported_fields import PYTHON_BACKEND
+from millstream.plugins.compat.triton.python_models import checked_python, has_files, is_python_model
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import check_in_place
 from millstream.services.ingest.report import CheckedModel
@@ -50,9 +53,23 @@ async def manifest_of(candidate: Candidate, parsed: ParsedConfig, settings: Sett
     now = candidate.now
     if now is not None and await asyncio.to_thread(_unchanged, candidate, now, parsed):
         return now
+    if is_python_model(candidate.served):
+        checked, effective = await checked_python(candidate.folder, candidate.served, candidate.model, parsed, settings)
+    else:
+        checked, effective = await _checked(candidate, parsed, settings), parsed
+    signature = client_signature(effective, checked.signature, checked.notes)
+    translated = to_model_config(effective, signature)
+    batching = checked.batching if signature.batching else _off(checked)
+    checked = checked.model_copy(update={"signature": signature, "batching": batching})
+    return await asyncio.to_thread(_manifest, candidate, parsed, checked, translated)
+
+
+async def _checked(candidate: Candidate, parsed: ParsedConfig, settings: Settings) -> CheckedModel:
+    if parsed.message.backend == PYTHON_BACKEND:
+        raise invalid("backend 'python' serves a file model.py, and this version has none")
     rows_max = parsed.message.max_batch_size or ROWS_MAX_DEFAULT
     batching_wanted, foreign = requested_batching(parsed), candidate.origin is not None
-    checked = await check_in_place(
+    return await check_in_place(
         candidate.folder,
         candidate.served,
         batching_wanted,
@@ -61,11 +78,6 @@ async def manifest_of(candidate: Candidate, parsed: ParsedConfig, settings: Sett
         foreign=foreign,
         declared=declared_tensors(parsed),
     )
-    signature = client_signature(parsed, checked.signature, checked.notes)
-    translated = to_model_config(parsed, signature)
-    batching = checked.batching if signature.batching else _off(checked)
-    checked = checked.model_copy(update={"signature": signature, "batching": batching})
-    return await asyncio.to_thread(_manifest, candidate, parsed, checked, translated)
 
 
 def _off(checked: CheckedModel) -> Batching:
@@ -79,7 +91,12 @@ def _unchanged(candidate: Candidate, now: Manifest, parsed: ParsedConfig) -> boo
     if (now.origin, now.served, now.triton) != (candidate.origin, candidate.served, parsed.document()):
         return False
     try:
-        if to_model_config(parsed, now.signature).config != now.config:
+        effective = parsed
+        if now.options:  # it completed its configuration itself
+            effective = from_document(json.loads(now.options["configuration"]))
+            if not has_files(candidate.folder, candidate.served, {file.path for file in now.files}):
+                return False
+        if to_model_config(effective, now.signature).config != now.config:
             return False
         return all(describe_file(candidate.folder, file.path) == file for file in now.files)
     except (Failure, OSError):  # the check reports what is wrong
@@ -110,6 +127,7 @@ def _manifest(
         index_ranges={spec.name: r for spec in checked.signature.inputs if (r := checked.index_ranges.get(spec.name))},
         origin=candidate.origin,
         triton=parsed.document(),
+        options=checked.options,
     )
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.gateway.access.principal import CALLER, owner_name, shown
+from millstream.gateway.admin.upload import check_right_to_serve_code
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.parts import is_current
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
@@ -27,6 +28,7 @@ from millstream.plugins.compat.triton.config.config import ParsedConfig, from_js
 from millstream.plugins.compat.triton.config.repositories import ModelRepositories
 from millstream.plugins.compat.triton.ensembles import check_ensemble, ensemble_manifest, is_ensemble, models_of_steps
 from millstream.plugins.compat.triton.load_changes import LoadChanges
+from millstream.plugins.compat.triton.python_models import PythonModelImporter, is_python_model
 from millstream.plugins.compat.triton.settings import TritonSettings
 from millstream.plugins.compat.triton.version_sources import VersionSources
 from millstream.services.errors import Code, Failure, Subject
@@ -230,6 +232,8 @@ class RepositoryLoader:
         source = await self._sources.find(model, folder, from_json(config) if config is not None else None, files)
         manifests = list(source.unchanged)
         try:
+            if files and any(is_python_model(candidate.served) for candidate in source.candidates):
+                check_right_to_serve_code(self._settings, PythonModelImporter())
             await self._load_steps(model, source.config, retry=retry)
             manifests += [await self._manifest(candidate, source.config) for candidate in source.candidates]
             if retry:

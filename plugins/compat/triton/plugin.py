@@ -12,6 +12,7 @@ PLUGIN = Plugin(
     recorder=("millstream.plugins.compat.triton.traces:build",),
     client_memory=("millstream.plugins.compat.triton.shared_memory:build",),
     metrics_page=("millstream.plugins.compat.triton.metrics:build",),
+    importers=("millstream.plugins.compat.triton.python_models:PythonModelImporter",),
     v2_extensions=(
         "model_repository",
         "model_repository(unload_dependents)",

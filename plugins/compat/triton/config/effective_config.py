@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.plugins.compat.triton.config.config import NUMBERS, from_document
-from millstream.services.model.formats import platform_of
+from millstream.services.model.formats import formats, platform_of
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import FILE
 from millstream.services.model.signature import TensorSpec
@@ -23,7 +23,8 @@ def effective_config(manifest: Manifest) -> dict[str, Any]:
     message = from_document(manifest.triton).message
     message.name = manifest.model
     message.platform, message.backend = platform_of(manifest)
-    message.default_model_filename = message.default_model_filename or FILE
+    of = formats().get(manifest.source_format)
+    message.default_model_filename = message.default_model_filename or (of.file if of is not None else "") or FILE
     batching = manifest.signature.batching
     message.max_batch_size = manifest.config.rows_max if batching else 0
     _complete_tensors(message.input, manifest.signature.inputs, batching)
@@ -31,7 +32,7 @@ def effective_config(manifest: Manifest) -> dict[str, Any]:
     _complete_policies(message, manifest)
     if not manifest.parts:
         _complete_instances(message, manifest)
-    return _document(message)
+    return complete_document(message)
 
 
 def _complete_tensors(tensors: Any, specs: Sequence[TensorSpec], batching: bool) -> None:
@@ -75,7 +76,7 @@ def _complete_instances(message: Any, manifest: Manifest) -> None:
         group.count = group.count or 1
 
 
-def _document(message: Any) -> dict[str, Any]:
+def complete_document(message: Any) -> dict[str, Any]:
     """Return a message as JSON with default values written out; unset messages and oneofs are omitted."""
     document: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
@@ -100,7 +101,7 @@ def _many(field: Any, values: Any) -> Any:
 
 def _one(field: Any, value: Any) -> Any:
     if field.message_type is not None:
-        return _document(value)
+        return complete_document(value)
     if field.enum_type is not None:
         known = field.enum_type.values_by_number.get(value)
         return known.name if known is not None else value

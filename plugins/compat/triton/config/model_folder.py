@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from millstream.plugins.compat.triton.config.config import CONFIG_BYTES_MAX, ParsedConfig, empty_config, from_text
-from millstream.plugins.compat.triton.config.unsupported_fields import REASONS_MAX, refuse, unsupported
+from millstream.plugins.compat.triton.config.unsupported_fields import PYTHON_BACKEND, REASONS_MAX, refuse, unsupported
 from millstream.services.errors import Code, Failure, Subject, invalid
 from millstream.services.model.formats import ENSEMBLE, formats
 from millstream.services.model.manifest import ModelConfig
@@ -48,7 +48,7 @@ def read_model_folder(path: Path, model: str, parsed: ParsedConfig | None) -> Mo
     """
     try:
         if parsed is None:
-            parsed = _read_config(path)
+            parsed = read_config(path)
         check_config(parsed, model)
         versions = [int(entry.name) for entry in path.iterdir() if is_version(entry.name) and entry.is_dir()]
         served = served_versions(parsed.message, [version for version in versions if version <= VERSION_MAX])
@@ -56,16 +56,21 @@ def read_model_folder(path: Path, model: str, parsed: ParsedConfig | None) -> Mo
         if message.platform == ENSEMBLE or message.WhichOneof("scheduling_choice") == "ensemble_scheduling":
             return ModelFolder(path, parsed, dict.fromkeys(served, CONFIG))
         given = message.default_model_filename
-        names = (
-            [plain_path(given, "default_model_filename")]
-            if given
-            else [FILE, *(one.file for one in formats().values() if one.file)]
-        )
+        names = [plain_path(given, "default_model_filename")] if given else _file_names(message.backend)
         return ModelFolder(path, parsed, _files(path, served, names))
     except OSError as error:
         raise Failure(
             Code.INVALID, f"the model's folder cannot be read: {error.strerror or type(error).__name__}"
         ) from error
+
+
+def _file_names(backend: str) -> list[str]:
+    """Return the names that a version's file may have, without those of backends that are not this one."""
+    python = [one.file for one in formats().values() if one.platform_backend == PYTHON_BACKEND and one.file]
+    if backend == PYTHON_BACKEND:
+        return python
+    others = [one.file for one in formats().values() if one.file and one.platform_backend != PYTHON_BACKEND]
+    return [FILE, *others, *([] if backend else python)]
 
 
 def check_config(parsed: ParsedConfig, model: str) -> None:
@@ -83,7 +88,8 @@ def referenced_files(config: ModelConfig) -> list[str]:
     return sorted({*config.labels.values(), *(file for file in files if file is not None)})
 
 
-def _read_config(path: Path) -> ParsedConfig:
+def read_config(path: Path) -> ParsedConfig:
+    """Return the configuration in a model's folder. Raises Failure(INVALID)."""
     file = path / CONFIG
     if not file.exists():
         return empty_config()

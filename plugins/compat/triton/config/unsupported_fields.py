@@ -12,9 +12,13 @@ from millstream.services.errors import invalid
 from millstream.services.model.formats import BACKEND, ENSEMBLE, PLATFORM, format_of_platform
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.placement.pools import pools_text
+from millstream.services.plugin.registry import is_on
 
 #: Triton's own platforms of PyTorch are TorchScript (pytorch_libtorch) and machine code of AOTInductor (torch_aoti).
 TORCH_PLATFORM, TORCH_BACKEND = "torch_export", "pytorch"
+#: of model.py, whose class is TritonPythonModel
+PYTHON_BACKEND = "python"
+_ENVIRONMENT = "EXECUTION_ENV_PATH"
 #: What a file is, its content says.
 _PLATFORMS = frozenset({"", PLATFORM, TORCH_PLATFORM, "torch_aoti", "pytorch_libtorch"})
 _BACKENDS = frozenset({"", BACKEND, TORCH_BACKEND})
@@ -46,8 +50,17 @@ def _kinds(message: Any) -> Iterator[str]:
         return
     if message.platform not in _PLATFORMS:
         yield f"platform {message.platform[:80]!r} is not supported: only {PLATFORM} and {TORCH_PLATFORM} are"
-    if message.backend not in _BACKENDS:
-        yield f"backend {message.backend[:80]!r} is not supported: only {BACKEND} and {TORCH_BACKEND} are"
+    if message.backend == PYTHON_BACKEND:
+        if not is_on("functions"):
+            yield "backend 'python' is not supported without the plug-in functions"
+        if _ENVIRONMENT in message.parameters:
+            yield (
+                f"parameter {_ENVIRONMENT} is not supported: a packed environment is not unpacked; name the packages "
+                "in a requirements.txt beside model.py, or in its block '# /// script' (PEP 723)"
+            )
+    elif message.backend not in _BACKENDS:
+        known = ", ".join(filter(None, sorted({*_BACKENDS, PYTHON_BACKEND})))
+        yield f"backend {message.backend[:80]!r} is not supported: only {known} are"
 
 
 def _scheduling(message: Any) -> Iterator[str]:

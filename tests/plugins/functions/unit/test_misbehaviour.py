@@ -16,7 +16,7 @@ import pytest
 
 from millstream.plugins.children.arrays import to_array, to_tensor
 from millstream.plugins.children.process import EndedError, InstanceProcess, InstanceProcesses, RunError
-from millstream.plugins.functions.document import ServedFile, program_of
+from millstream.plugins.functions.document import RunsIn, ServedFile, program_of
 from millstream.services.sandbox.confine import available
 from tests.kit.wait import wait_until
 from tests.plugins.functions.served import texts
@@ -35,10 +35,8 @@ def started(processes: InstanceProcesses, folder: Path, source: str) -> Instance
     """Start a function, which is not loaded yet."""
     folder.mkdir(exist_ok=True)
     (folder / "service.py").write_text(dedent(source))
-    program = program_of(
-        folder, ServedFile("service.py"), folder.name, python=sys.executable, memory_bytes_max=MEMORY_BYTES, threads=1,
-        unconfined=False,
-    )  # fmt: skip
+    runs_in = RunsIn(sys.executable, MEMORY_BYTES, 1, unconfined=False)
+    program = program_of(folder, ServedFile("service.py"), folder.name, runs_in)
     return processes.start(program)
 
 
@@ -221,9 +219,9 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
         import sys, time
         from pathlib import Path
         from millstream.plugins.children.process import InstanceProcesses
-        from millstream.plugins.functions.document import ServedFile, program_of
-        program = program_of(Path({str(tmp_path)!r}), ServedFile("service.py"), "f", python=sys.executable,
-                             memory_bytes_max=1 << 30, threads=1, unconfined=False)
+        from millstream.plugins.functions.document import RunsIn, ServedFile, program_of
+        runs_in = RunsIn(sys.executable, 1 << 30, 1, unconfined=False)
+        program = program_of(Path({str(tmp_path)!r}), ServedFile("service.py"), "f", runs_in)
         child = InstanceProcesses().start(program)
         child.load()
         print(child.pid, flush=True)

@@ -80,7 +80,7 @@ def lay_out(folder: Path) -> Path:
     (folder / "broken" / "1" / "model.onnx").write_bytes(b"this is no model")
     times(folder / "worse" / "1" / "model.onnx", 1)
     (folder / "worse" / "config.pbtxt").write_text(
-        'backend: "python" sequence_batching { } model_transaction_policy { decoupled: true }'
+        'backend: "dali" sequence_batching { } model_transaction_policy { decoupled: true }'
     )
     return folder
 
@@ -157,7 +157,7 @@ def test_a_repository_in_place(stack: Stack, client: Any, repository: Path) -> N
     state, reason = found["broken", ""]
     assert state == "UNAVAILABLE"
     assert "failed to load 'broken', version 1: this is text, not an ONNX model" in reason
-    for field in ("backend 'python'", "sequence_batching", "model_transaction_policy.decoupled"):
+    for field in ("backend 'dali'", "sequence_batching", "model_transaction_policy.decoupled"):
         assert f"{field} is not supported" in found["worse", ""][1], "every field, not the first"
         assert f"{field} is not supported" in "\n".join(stack.lines)
     assert "broken is not served" in "\n".join(stack.lines)

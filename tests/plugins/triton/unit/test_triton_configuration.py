@@ -255,7 +255,7 @@ def test_warmup():
     [
         ("sequence_batching { }", "sequence_batching is not supported"),
         ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' is not supported"),
-        ('backend: "python"', "backend 'python' is not supported"),
+        ('backend: "dali"', "backend 'dali' is not supported"),
         ("model_transaction_policy { decoupled: true }", "decoupled is not supported"),
         ('input { name: "x" data_type: TYPE_FP32 dims: [4] allow_ragged_batch: true }', "allow_ragged_batch"),
         ("batch_input { kind: BATCH_ELEMENT_COUNT }", "batch_input is not supported"),
@@ -461,7 +461,7 @@ def test_effective_config_returns_uploaded_values_as_numbers():
 
 
 EVERYTHING = """
-    backend: "python"
+    backend: "dali"
     platform: "tensorrt_plan"
     max_batch_size: 4
     input { name: "x" data_type: TYPE_FP32 dims: [4] allow_ragged_batch: true }
@@ -477,7 +477,7 @@ EVERYTHING = """
 
 NAMED = [
     "platform",
-    "backend 'python'",
+    "backend 'dali'",
     "sequence_batching",
     "model_transaction_policy.decoupled",
     "instance_group",

@@ -1,0 +1,1 @@
+"""Models of Triton's Python backend, as they are: `class TritonPythonModel` in the file `model.py`."""

@@ -1,0 +1,231 @@
+"""Models of Triton's Python backend, served from a repository as they are, and called by Triton's own clients."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from millstream.client.client import Client
+from tests.kit.stack import Stack, running_stack, token_of
+from tests.kit.triton_models import DOUBLE, write_model
+from tests.kit.wait import wait_until
+
+X = np.array([[1, 2]], np.float32)
+BATCH = "dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 5000000 }"
+LIFE = """
+@staticmethod
+def auto_complete_config(config):
+    config.set_max_batch_size(4)
+    config.set_dynamic_batching()
+    config.add_input({"name": "x", "data_type": "TYPE_FP32", "dims": [2]})
+    config.add_output({"name": "y", "data_type": "TYPE_STRING", "dims": [-1]})
+    return config
+
+def initialize(self, args):
+    config = json.loads(args["model_config"])
+    self.said = [args["model_name"], args["model_version"], args["model_instance_kind"], config["max_batch_size"],
+                 pb_utils.get_input_config_by_name(config, "x")["data_type"]]
+    pb_utils.Logger.log_info("initialized as " + self.said[0])
+
+def execute(self, requests):
+    text = np.array([[json.dumps(self.said).encode()]] * len(x_of(requests[0])), dtype=np.object_)
+    return [answer(text) for _ in requests]
+
+def finalize(self):
+    pb_utils.Logger.log_info("finalized " + self.said[0])
+"""
+COUNTS = """
+def execute(self, requests):
+    responses = []
+    for number, request in enumerate(requests):
+        x = x_of(request)
+        if x[0, 0] < 0:
+            error = pb_utils.TritonError("negative", pb_utils.TritonError.INVALID_ARG)
+            responses.append(pb_utils.InferenceResponse(error=error))
+        else:
+            responses.append(answer(x * 0 + np.float32(len(requests) * 100 + len(x))))
+    return responses
+"""
+SENDS = """
+def execute(self, requests):
+    for request in requests:
+        self._send(request.get_response_sender(), x_of(request))
+    return [None for _ in requests]
+
+def _send(self, sender, x):
+    def later():
+        time.sleep(0.05)
+        sender.send(answer(x + 1), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    if x[0, 0] == 1:
+        threading.Thread(target=later).start()
+    elif x[0, 0] == 2:
+        sender.send(answer(x + 2))
+"""
+ODD = """
+def execute(self, requests):
+    kind = int(x_of(requests[0])[0, 0])
+    x = x_of(requests[0])
+    if kind == 1:
+        return []
+    if kind == 2:
+        return [answer(x.astype(np.int64))]
+    if kind == 3:
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("z", x)])]
+    if kind == 4:
+        return ["text"]
+    if kind == 5:
+        return [answer(x[0])]
+    if kind == 6:
+        raise pb_utils.TritonModelException("by itself")
+    if kind == 7:
+        return [answer(x), answer(x)]
+    return [answer(x) for _ in requests]
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("models")
+    write_model(folder, "double", DOUBLE)
+    write_model(folder, "life", LIFE, config=False)
+    write_model(folder, "counts", COUNTS, more=BATCH)
+    write_model(folder, "sends", SENDS)
+    write_model(folder, "odd", ODD)
+    write_model(folder, "later", "async " + DOUBLE.strip(), datatype="INT64", dims="-1", rows=0)
+    write_model(folder, "fails", 'def initialize(self, args):\n    raise ValueError("not today")\n' + DOUBLE)
+    write_model(folder, "decoupled", DOUBLE, more="model_transaction_policy { decoupled: true }")
+    packed = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }'
+    write_model(folder, "packed", DOUBLE, more=packed)
+    write_model(folder, "no_class", DOUBLE).write_text("class Model:\n    pass\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stack(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    settings = {"triton_repositories": repository, "open_control": True}
+    with running_stack(tmp_path_factory.mktemp("stack"), settings=settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(stack: Stack) -> Iterator[Any]:
+    with triton_http.InferenceServerClient(f"127.0.0.1:{stack.port}") as made:
+        yield made
+
+
+def ask(client: Any, model: str, x: np.ndarray[Any, Any] = X, kind: Any = triton_http, **options: Any) -> Any:
+    tensor = kind.InferInput("x", x.shape, np_to_triton_dtype(x.dtype))
+    tensor.set_data_from_numpy(x)
+    return client.infer(model, [tensor], **options).as_numpy("y")
+
+
+def why(client: Any, model: str) -> str:
+    return str(next(one for one in client.get_model_repository_index() if one["name"] == model)["reason"])
+
+
+def test_models_answer_over_http_and_grpc(stack: Stack, client: Any) -> None:
+    assert ask(client, "double").tolist() == [[2, 4]]
+    assert ask(client, "later", np.arange(3)).tolist() == [0, 2, 4]
+    with triton_grpc.InferenceServerClient(stack.grpc) as grpc:
+        assert ask(grpc, "double", np.repeat(X, 3, 0), triton_grpc).tolist() == [[2, 4]] * 3
+        config = grpc.get_model_config("double", as_json=True)["config"]
+        assert (config["backend"], config["default_model_filename"]) == ("python", "model.py")
+
+
+def test_a_model_completes_its_configuration_and_is_told_of_it(stack: Stack, client: Any) -> None:
+    config = client.get_model_config("life")
+    assert config["max_batch_size"] == 4
+    assert config["output"][0]["data_type"] == "TYPE_STRING"
+    [[said]] = ask(client, "life").tolist()
+    assert json.loads(said) == ["life", "1", "CPU", 4, "TYPE_FP32"]
+    assert "initialized as life" in stack.logs()
+    client.unload_model("life")
+    wait_until(lambda: "finalized life" in stack.logs())
+    client.load_model("life")
+    assert ask(client, "life").shape == (1, 1)
+
+
+def test_requests_that_share_a_run_stay_requests_and_one_may_fail(stack: Stack) -> None:
+    given = [np.full((1, 2), sign, np.float32) for sign in (1, -1, 1, 1)]
+
+    def outcome(x: np.ndarray[Any, Any]) -> Any:
+        with triton_http.InferenceServerClient(f"127.0.0.1:{stack.port}") as own:
+            try:
+                return ask(own, "counts", x).tolist()
+            except InferenceServerException as error:
+                return error.message()
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(outcome, given))
+    assert found == [[[401.0, 401.0]], "negative", [[401.0, 401.0]], [[401.0, 401.0]]]
+
+
+def test_a_response_may_come_from_a_sender(client: Any) -> None:
+    assert ask(client, "sends", np.array([[1, 0]], np.float32)).tolist() == [[2, 1]], "after execute returned"
+    assert ask(client, "sends", np.array([[2, 0]], np.float32)).tolist() == [[4, 2]]
+    with pytest.raises(InferenceServerException, match="the model gave no response to the request"):
+        ask(client, "sends", np.array([[3, 0]], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (1, r"InferenceRequest\(s\) size is:1, and InferenceResponse\(s\) size is:0"),
+        (2, "output 'y' is INT64, not FP32"),
+        (3, "the response has no output 'y'"),
+        (4, "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'str'>'"),
+        (5, "output 'y' has shape"),
+        (6, r"Failed to process the request\(s\) for model 'odd_0_0', message: TritonModelException: by itself"),
+        (7, r"and InferenceResponse\(s\) size is:2"),
+    ],
+)
+def test_answers_that_are_none_are_errors_in_tritons_words(client: Any, kind: int, words: str) -> None:
+    with pytest.raises(InferenceServerException, match=words):
+        ask(client, "odd", np.full((1, 2), kind, np.float32))
+    assert ask(client, "odd", np.zeros((1, 2), np.float32)).tolist() == [[0, 0]]
+
+
+def test_models_that_cannot_be_served_say_why(client: Any) -> None:
+    assert "ValueError: not today (model.py, line" in why(client, "fails")
+    assert "model_transaction_policy.decoupled is not supported" in why(client, "decoupled")
+    assert "EXECUTION_ENV_PATH is not supported: a packed environment is not unpacked" in why(client, "packed")
+    assert "model.py has no class TritonPythonModel" in why(client, "no_class")
+
+
+def test_changed_code_is_served_by_the_next_load(repository: Path, client: Any) -> None:
+    path = write_model(repository, "changes", DOUBLE)
+    client.load_model("changes")
+    assert ask(client, "changes").tolist() == [[2, 4]]
+    (path.parent / "part.py").write_text("FACTOR = 5\n")
+    path.write_text(path.read_text().replace("2 * x_of", "part.FACTOR * x_of").replace("import json", "import part"))
+    path.write_text("import sys\n" + path.read_text().replace("import asyncio, json,", "import part, asyncio, json,"))
+    client.load_model("changes")
+    assert ask(client, "changes").tolist() == [[5, 10]]
+
+
+def test_an_uploaded_folder_is_served_with_its_configuration(repository: Path, stack: Stack, client: Any) -> None:
+    with Client(f"http://127.0.0.1:{stack.port}", key=token_of(stack.home)) as ours:
+        ours.push("pushed", repository / "double")
+    assert ask(client, "pushed").tolist() == [[2, 4]]
+    assert client.get_model_config("pushed")["max_batch_size"] == 8
+
+
+def test_an_archive_with_a_model_that_fails_is_refused(repository: Path, stack: Stack) -> None:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name in ("config.pbtxt", "1/model.py"):
+            archive.write(repository / "no_class" / name, name)
+    reply = stack.http.post("/admin/v1/models/none/versions", content=made.getvalue())
+    assert reply.status_code == 400
+    assert "model.py has no class TritonPythonModel" in reply.text
