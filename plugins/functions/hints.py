@@ -8,6 +8,7 @@ Standard library alone: numpy and Pillow are imported where a hint names them.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import json
 import struct
@@ -63,10 +64,31 @@ class Parameter(NamedTuple):
     optional: bool = False
 
 
-def value_of(name: str, hint: Any, *, optional: bool = False) -> Parameter:
-    """Return what a hint says. Raises HintError."""
+def inputs_of(function: Callable[..., Any]) -> list[Parameter]:
+    """Return what the hints of a function's parameters say. Raises HintError."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters
+    if not parameters:
+        raise HintError("it takes no parameter")
+    inputs = []
+    for name, parameter in parameters.items():
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
+            raise HintError(f"parameter {name!r} cannot be given by its name")
+        if name not in hints:
+            raise HintError(f"parameter {name!r} has no type hint")
+        inputs.append(value_of(name, hints[name], optional=parameter.default is not parameter.empty))
+    return inputs
+
+
+def value_of(name: str, hint: Any, *, optional: bool = False, of_row: bool = False) -> Parameter:
+    """Return what a hint says. `of_row`: it is of one row, also where it is a list or has a first size that varies.
+
+    Raises HintError.
+    """
     if optional:
         hint = _without_none(hint)
+    if of_row:
+        return Parameter(name, _codec(name, hint, of_row=True), False, optional)
     if get_origin(hint) in {list, Sequence}:
         (element,) = get_args(hint) or (Any,)
         return Parameter(name, _codec(name, element), True, optional)
@@ -74,13 +96,30 @@ def value_of(name: str, hint: Any, *, optional: bool = False) -> Parameter:
     return Parameter(name, codec, codec.whole, optional)
 
 
-def results_of(hint: Any) -> tuple[list[Parameter], bool]:
-    """Return what the hint of a result says, and whether results are tuples of these. Raises HintError."""
+def results_of(hint: Any, *, of_row: bool) -> tuple[list[Parameter], bool]:
+    """Return what the hint of a result says, and whether results are tuples of these. Raises HintError.
+
+    `of_row`: each result is of one row.
+    """
+    if hint is None or hint is type(None):
+        raise HintError("it has no type hint of what it returns (-> …)")
     if get_origin(hint) is tuple and Ellipsis not in get_args(hint):
-        return [value_of(f"output_{i}", one) for i, one in enumerate(get_args(hint))], True
+        return [value_of(f"output_{i}", one, of_row=of_row) for i, one in enumerate(get_args(hint))], True
     if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
-        return [value_of(name, one) for name, one in typing.get_type_hints(hint, include_extras=True).items()], True
-    return [value_of("output", hint)], False
+        fields = typing.get_type_hints(hint, include_extras=True).items()
+        return [value_of(name, one, of_row=of_row) for name, one in fields], True
+    return [value_of("output", hint, of_row=of_row)], False
+
+
+def takes_rows(hint: Any) -> bool:
+    """Return whether a hint is of the values of all rows: a list, or an array whose declared first size varies."""
+    hint, extras = _unannotated(hint)
+    if get_origin(hint) in {list, Sequence}:
+        return True
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None or (get_origin(hint) or hint) is not numpy.ndarray:
+        return False
+    return _declared(hint, extras, numpy)[1][:1] == (-1,)
 
 
 def _without_none(hint: Any) -> Any:
@@ -92,11 +131,11 @@ def _without_none(hint: Any) -> Any:
     return hint
 
 
-def _codec(name: str, hint: Any) -> HintCodec:
+def _codec(name: str, hint: Any, *, of_row: bool = False) -> HintCodec:
     hint, extras = _unannotated(hint)
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and (get_origin(hint) or hint) is numpy.ndarray:
-        return _array(name, hint, extras, numpy)
+        return _array(name, hint, extras, numpy, of_row=of_row)
     if hint is str:
         return HintCodec(BYTES, (), _texts, _encode_texts, "text")
     if hint in {bytes, bytearray}:
@@ -123,7 +162,7 @@ def _unannotated(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return hint, ()
 
 
-def _array(name: str, hint: Any, extras: Sequence[Any], numpy: Any) -> HintCodec:
+def _array(name: str, hint: Any, extras: Sequence[Any], numpy: Any, *, of_row: bool) -> HintCodec:
     """Return the codec of an array: its datatype and shape are in the hint, or beside it (`Annotated`)."""
     dtype, shape = _declared(hint, extras, numpy)
     try:
@@ -132,7 +171,7 @@ def _array(name: str, hint: Any, extras: Sequence[Any], numpy: Any) -> HintCodec
         form = None
     if dtype is None or form is None or form.name not in DATATYPES or not shape:
         raise HintError(f"{name}: an array needs a datatype and a shape: {_EXAMPLE}")
-    whole = shape[0] == -1
+    whole = shape[0] == -1 and not of_row
     dims, form = shape[1:] if whole else shape, form.newbyteorder("<")
 
     def decode(data: Buffer, at: tuple[int, ...]) -> Any:

@@ -19,8 +19,9 @@ from typing import Any
 
 from millstream.plugins.children.confined import ModelError, Run, located, main
 from millstream.plugins.children.message_channel import Message, TensorData
+from millstream.plugins.functions.around_model import POST, PRE, AroundModel, ModelSession, model_beside
 from millstream.plugins.functions.event_loop import PipePolicy
-from millstream.plugins.functions.hints import HintCodec, HintError, Parameter, results_of, value_of
+from millstream.plugins.functions.hints import HintCodec, HintError, Parameter, inputs_of, results_of
 from millstream.plugins.functions.lit_api import function_of, is_lit_api
 
 PREDICT = "predict"
@@ -41,7 +42,13 @@ def load(task: dict[str, Any]) -> tuple[dict[str, Any], Run]:
         if task["adapter"]:
             name, function = importlib.import_module(f"{_ADAPTERS}.{task['adapter']}").served(path)
         else:
-            name, function = _function(_imported(path), path)
+            module = _imported(path)
+            own = {
+                name: value
+                for name, value in vars(module).items()
+                if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+            }
+            name, function = _around(own, path) or _function(own, path)
             if inspect.isclass(function):
                 function = function_of(function) if is_lit_api(function) else _opened(function, loop)
         called = Called(path, name, function, loop)
@@ -58,13 +65,24 @@ def _imported(path: Path) -> Any:
     return module
 
 
-def _function(module: Any, path: Path) -> tuple[str, Any]:
-    """Return the function or class to serve: `predict`, or the only public one. Raises ModelError."""
-    own = {
-        name: value
-        for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
-    }
+def _around(own: dict[str, Any], path: Path) -> tuple[str, AroundModel] | None:
+    """Return `pre` and `post` of a file with the model beside it; None: it has none of them. Raises ModelError."""
+    names = [name for name in (PRE, POST) if inspect.isfunction(own.get(name))]
+    model = model_beside(path)
+    if not names or PREDICT in own or (model is None and len(names) == 1):
+        return None
+    name = " and ".join(names)
+    if model is None:
+        raise ModelError(f"{path.name}: {name} are of an ONNX model: put it beside them, as model.onnx")
+    session = ModelSession(model)
+    try:
+        return name, AroundModel(own.get(PRE), own.get(POST), session)
+    except (HintError, NameError, TypeError) as error:
+        raise ModelError(f"{path.name}: {name}: {error}") from error
+
+
+def _function(own: dict[str, Any], path: Path) -> tuple[str, Any]:
+    """Return the function or class to serve of a file's own: `predict`, or the only public one. Raises ModelError."""
     found = {name: value for name, value in own.items() if _serves(value)}
     if PREDICT in found:
         return PREDICT, found[PREDICT]
@@ -119,20 +137,12 @@ class Called:
         self._batches = self._by_row or all(of_rows)
 
     def _hints(self) -> tuple[list[Parameter], tuple[list[Parameter], bool]]:
-        hints = typing.get_type_hints(self._function, include_extras=True)
-        parameters = inspect.signature(self._function).parameters
-        if not parameters:
-            raise HintError("it takes no parameter")
-        inputs = []
-        for name, parameter in parameters.items():
-            if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
-                raise HintError(f"parameter {name!r} cannot be given by its name")
-            if name not in hints:
-                raise HintError(f"parameter {name!r} has no type hint")
-            inputs.append(value_of(name, hints[name], optional=parameter.default is not parameter.empty))
-        if "return" not in hints or hints["return"] is type(None):
-            raise HintError("it has no type hint of what it returns (-> …)")
-        return inputs, results_of(hints["return"])
+        if isinstance(self._function, AroundModel):
+            return self._function.inputs, self._function.results
+        inputs = inputs_of(self._function)
+        of_row = not any(value.of_rows for value in inputs)
+        returned = typing.get_type_hints(self._function, include_extras=True).get("return")
+        return inputs, results_of(returned, of_row=of_row)
 
     def described(self) -> dict[str, Any]:
         """Return the inputs and outputs with their shapes, and whether requests may share a run."""

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, NamedTuple
@@ -26,21 +27,31 @@ class Served(NamedTuple):
     document: FunctionDocument
 
 
-def check(tmp_path: Path, source: str, *, name: str = "service.py", **settings: Any) -> Served:
-    """Check the source of a function as an upload does. Raises Failure."""
+def check(
+    tmp_path: Path, source: str, *, name: str = "service.py", files: Mapping[str, bytes] = {}, **settings: Any
+) -> Served:
+    """Check the source of a function as an upload does, with `files` beside it. Raises Failure."""
     folder = tmp_path / "version"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "source").mkdir(parents=True)
     path = folder / "source" / name
     path.write_text(dedent(source))
+    for beside, content in files.items():
+        (folder / "source" / beside).write_bytes(content)
     asyncio.run(tried(folder, Tried(path), Settings(home=tmp_path / "home", **settings)))
     return Served(folder, read_document(folder / DOCUMENT))
+
+
+@cache
+def _backend() -> Python:
+    """Return the one backend of this process, whose thread and descriptors would add up."""
+    return Python()
 
 
 @contextmanager
 def loaded(served: Served) -> Iterator[Instance]:
     """Load a function as a worker does."""
-    instance = Python().load(served.folder / DOCUMENT, served.document.signature, "cpu", 1)
+    instance = _backend().load(served.folder / DOCUMENT, served.document.signature, "cpu", 1)
     try:
         yield instance
     finally:

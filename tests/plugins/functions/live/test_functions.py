@@ -102,3 +102,20 @@ def test_a_key_uploads_functions_only_with_the_right_to_code(tmp_path: Path) -> 
         assert status == 403
         assert "lacks the scope 'models:code', which an upload of Python needs" in text
         assert push("coder", "models:write", "models:code")[0] == 201
+
+
+def test_pre_and_post_run_beside_the_model_in_their_folder(stack: Stack, tmp_path: Path) -> None:
+    folder = tmp_path / "double"
+    folder.mkdir()
+    models.scale(folder / "model.onnx")
+    (folder / "service.py").write_text(
+        "import numpy as np\n\ndef pre(text: str) -> np.ndarray:\n    return np.array([len(text), 1], np.float32)\n\n"
+        "def post(y: np.ndarray) -> list[float]:\n    return [*y]\n"
+    )
+    millstream = Millstream(stack.home)
+    said = millstream.ok("push", "double", folder)
+    assert "outputs   output FP64 [-1, -1]" in said
+    x = np.array([[4, 1], [2, 1]], np.float32)
+    with Client(f"http://127.0.0.1:{stack.port}", key=token_of(stack.home)) as client:
+        expected = client.predict("scale", x)["y"].tolist()
+        assert client.predict("double", ["four", "bb"])["output"].tolist() == expected

@@ -59,7 +59,7 @@ ENDS = {
     "os._exit(0)": "its process ended with exit code 0",
     "os.kill(os.getpid(), signal.SIGKILL)": "its process was ended by SIGKILL",
     "ctypes.string_at(1)": "its process was ended by SIGSEGV",
-    "os.closerange(0, 100); time.sleep(3600)": "it closed its connection",
+    "os.closerange(0, 4096); time.sleep(3600)": "it closed its connection",
     "os.write(int(sys.argv[1].split(',')[0]), b'x' * 4096); time.sleep(3600)": "it broke its connection: a message",
     "os.write(int(sys.argv[1].split(',')[0]), "
     'b"\\x0c\\0\\0\\0\\0\\0\\0\\0" + b\'{"run": 999}\')': "it answered something that it was not asked",
