@@ -146,6 +146,7 @@ class StepMeasured(TypedDict):
 
     answered: int
     skipped: int
+    withdrawn: int
     failed: dict[str, int]
     p50_s: float | None
     p99_s: float | None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,13 +29,23 @@ def version(json_output: Json = False) -> None:
         emit(
             {
                 "version": VERSION,
-                "revision": revision(),
+                "revision": built_from if (built_from := revision()) != "unknown" else _checked_out(),
                 "python": platform.python_version(),
                 "system": platform.platform(),
             }
         )
     else:
         print(f"millstream {version_text()}")
+
+
+def _checked_out() -> str:
+    """Return the commit of the checkout that this runs from; "unknown": it runs from none."""
+    root = Path(__file__).resolve().parents[2]
+    if (root / ".git").exists():
+        with suppress(OSError, subprocess.SubprocessError):
+            asked = ["git", "-C", str(root), "rev-parse", "HEAD"]
+            return subprocess.run(asked, capture_output=True, check=True, text=True, timeout=5).stdout.strip()
+    return "unknown"
 
 
 def demo(

@@ -182,7 +182,7 @@ def _measured(step: StepMeasured) -> str:
     if step["queue_s"] is not None and step["run_s"] is not None:
         parts.append(f"on average {duration(step['queue_s'])} until the run, which took {duration(step['run_s'])}")
     parts += [f"{count} failed: {code}" for code, count in sorted(step["failed"].items())]
-    parts += [f"{step['skipped']} skipped"] if step["skipped"] else []
+    parts += [f"{step[name]} {name}" for name in ("skipped", "withdrawn") if step[name]]
     return "; ".join(parts)
 
 

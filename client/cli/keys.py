@@ -102,7 +102,7 @@ def keys(
     elif action is KeyAction.EDIT:
         _show_all({"keys": [found], "damaged": []})
     else:
-        results().print(f"key {escape(found['name'])} ({found['id']}) is {found['state']}")
+        results().print(f"key {escape(found['name'])} ({found['id']}) is {'forgotten' if forget else found['state']}")
 
 
 def _check_options(action: KeyAction, given: Mapping[str, Any], *, grace: str | None, forget: bool) -> None:

@@ -115,7 +115,8 @@ class StepMeasured(BaseModel):
 
     answered: int
     skipped: int = Field(description="Times that it did not run, as its condition or what it needs did not hold.")
-    failed: dict[str, int] = Field(description='Code -> times that it failed so; "cancelled": it was withdrawn.')
+    withdrawn: int = Field(description="Times that the request ended before it: another step failed, for example.")
+    failed: dict[str, int] = Field(description="Code -> times that it failed so.")
     p50_s: float | None = Field(description="Median from its submission to its answer; null: it never answered.")
     p99_s: float | None = None
     queue_s: float | None = Field(description="Mean wait for its run.")

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from millstream.gateway.access.principal import CALLER, owner_name, require
+from millstream.gateway.access.principal import CALLER, Principal, owner_name, require
 from millstream.gateway.admin.removal import remove_old_versions
 from millstream.gateway.catalog.parts import is_current, used_versions
 from millstream.gateway.catalog.quotas import Quotas
@@ -264,27 +264,30 @@ def check_right_to_code(allowed: str, imports: ImportOptions) -> None:
 
 
 def check_right_to_serve_code(settings: Settings, importer: Importer) -> None:
-    """Raise Failure(FORBIDDEN) if the caller of the current task may not upload what workers run as code.
+    """Raise Failure(FORBIDDEN) if the caller of the current task may not upload what workers run as code."""
+    if importer.runs_code and (why := why_no_code(settings, CALLER.get(), importer.name)):
+        raise Failure(Code.FORBIDDEN, why)
+
+
+def why_no_code(settings: Settings, principal: Principal | None, what: str) -> str:
+    """Return why a caller may not upload `what`, which workers run as code; empty: it may.
 
     An operator may where no other machine reaches the server; elsewhere that is a decision of its own.
     """
-    if not importer.runs_code or settings.import_code == "writers":
-        return
-    principal = CALLER.get()
+    if settings.import_code == "writers":
+        return ""
     if settings.import_code == "never":
-        why = "this installation takes no upload that is code (MILLSTREAM_IMPORT_CODE)"
-    elif principal is not None and principal.grants.code:
-        return
-    elif principal is not None and not principal.grants.admin:
-        why = f"{principal.label} lacks the scope 'models:code', which an upload of {importer.name} needs"
-    elif _is_of_this_machine(settings.host):
-        return
-    else:
-        why = (
-            f"other machines reach this server, so an upload of {importer.name} needs a key with the scope "
-            "'models:code': millstream keys create NAME --scope models:write --scope models:code"
-        )
-    raise Failure(Code.FORBIDDEN, why)
+        return "this installation takes no upload that is code (MILLSTREAM_IMPORT_CODE)"
+    if principal is not None and principal.grants.code:
+        return ""
+    if principal is not None and not principal.grants.admin:
+        return f"{principal.label} lacks the scope 'models:code', which an upload of {what} needs"
+    if _is_of_this_machine(settings.host):
+        return ""
+    return (
+        f"other machines reach this server, so an upload of {what} needs a key with the scope "
+        "'models:code': millstream keys create NAME --scope models:write --scope models:code"
+    )
 
 
 def _is_of_this_machine(host: str) -> bool:

@@ -147,7 +147,7 @@ def python_of(folder: Path, lock_name: str, wheels: Path, home: Path, seconds_ma
         _run(["venv", "--quiet", "--python", sys.executable, str(environment)], home, reads, writes, seconds_max)
         arguments = ["pip", "sync", "--python", str(python), "--only-binary", ":all:", "--require-hashes"]
         said = _run([*arguments, *_index(wheels), str(locked)], home, reads, writes, seconds_max)
-        (environment / BUILD_LOG).write_bytes(said)
+        (environment / BUILD_LOG).write_bytes(said.replace(str(environment).encode(), environment.name.encode()))
         (environment / "complete").touch()
     return str(python)
 

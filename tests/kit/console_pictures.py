@@ -1,10 +1,14 @@
-"""Writes docs/console/*.png: each page of the console, light and dark, of a server as a team has one."""
+"""Writes docs/console/*.png: each page of the console, light and dark, of a server as a team has one.
+
+`python -m tests.kit.console_pictures NAMES…` writes some alone.
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import random
+import sys
 import tempfile
 import threading
 import urllib.error
@@ -31,6 +35,8 @@ PAGES = {
     "models": "models",
     "model": "models/digits",
     "try": "models/digits?tab=try",
+    "steps": "models/read-digit?tab=graph",
+    "function": "models/spell?tab=function",
     "race": "models/digits?tab=race",
     "upload": "upload",
     "workers": "workers",
@@ -48,22 +54,47 @@ KEYS: dict[str, tuple[list[str], dict[str, float]]] = {
 }
 
 
-def _furnish(stack: Stack, folder: Path) -> str:
-    """Give the server labels, keys, a second version and a race; return the key that calls models."""
+FUNCTION = """\
+# /// script
+# dependencies = ["humanize>=4"]
+# ///
+import humanize
+
+
+def spell(digit: int) -> str:
+    \"\"\"Return the word for a digit.\"\"\"
+    return humanize.apnumber(digit)
+"""
+GRAPH = {
+    "steps": {
+        "quick": {"model": "digits", "inputs": {"pixels": "pixels"}},
+        "careful": {"model": "digits", "inputs": {"pixels": "pixels"}, "if": "max(quick.probabilities) < 0.9"},
+        "word": {"model": "spell", "inputs": {"digit": ["careful.label", "quick.label"]}},
+    },
+    "outputs": {"label": ["careful.label", "quick.label"], "word": "word.output"},
+}
+
+
+def _furnish(stack: Stack, folder: Path, *, race: bool) -> str:
+    """Give the server labels, keys, a second version, code and a race; return the key that calls models."""
     stack.push("scale", models.scale(folder / "scale.onnx", 3.0))
+    for name, text in (("service.py", FUNCTION), ("graph.json", json.dumps(GRAPH))):
+        (folder / name).write_text(text)
+        stack.push("spell" if name == "service.py" else "read-digit", folder / name)
     stack.http.patch("/admin/v1/models/digits", json={"labels": {"team": "vision"}, "pin": True})
     secrets = {}
     for name, (scopes, limits) in KEYS.items():
         reply = stack.http.post("/admin/v1/keys", json={"name": name, "scopes": scopes, "limits": limits})
         secrets[name] = reply.json()["key"]
-    race = "/admin/v1/models/digits/versions/1/race"
-    stack.http.post(race, json={"accept_random_samples": True})
+    path = "/admin/v1/models/digits/versions/1/race"
 
     def over() -> bool:
         raise_priorities(stack)
-        return stack.http.get(race).json()["state"] not in {"queued", "running"}
+        return stack.http.get(path).json()["state"] not in {"queued", "running"}
 
-    wait_until(over, 400, what="the end of the race")
+    if race:
+        stack.http.post(path, json={"accept_random_samples": True})
+        wait_until(over, 400, what="the end of the race")
     return str(secrets["team-vision"])
 
 
@@ -74,6 +105,8 @@ def _call(stack: Stack, key: str, ended: threading.Event) -> None:
     pace = random.Random(1)
     while not ended.wait(pace.expovariate(40.0)):
         model, body, sender = ("lookup", outside, stack.key) if pace.random() < 0.02 else ("digits", digits, key)
+        if pace.random() < 0.1:
+            model, body, sender = "read-digit", digits, stack.key
         headers = {"Authorization": f"Bearer {sender}"}
         try:
             urllib.request.urlopen(
@@ -107,6 +140,7 @@ def _take(visitor: Visitor, name: str, theme: str) -> None:
 def main() -> None:
     """Start the product, use it, and take the pictures."""
     FOLDER.mkdir(exist_ok=True)
+    names = sys.argv[1:] or list(PAGES)
     with tempfile.TemporaryDirectory() as name, running_browser() as browser:
         folder = Path(name)
         served = {
@@ -117,7 +151,7 @@ def main() -> None:
         }
         with (
             running_stack(folder / "home", pools="cpu=2:3", controller=True, models=served) as stack,
-            _traffic(stack, _furnish(stack, folder)),
+            _traffic(stack, _furnish(stack, folder, race="race" in names)),
         ):
             with visiting(browser, stack.url) as visitor:
                 visitor.sign_in(stack.key).get_by_role("link", name="Audit").wait_for()
@@ -125,7 +159,7 @@ def main() -> None:
             for theme in ("light", "dark"):
                 with visiting(browser, stack.url, dark=theme == "dark") as visitor:
                     visitor.sign_in(stack.key).get_by_role("link", name="Audit").wait_for()
-                    for page in PAGES:
+                    for page in names:
                         _take(visitor, page, theme)
 
 

@@ -56,9 +56,7 @@ ROUNDS_MIN = 3  # after which one that is clearly slower than the best, or the b
 SLOWER = 0.8
 GAIN_MIN = 1.05  # times as fast as the baseline, and a lossy one as the best that is not
 ROUNDS_WON = 0.8  # of the rounds, in which the winner was faster: a median alone may be chance
-_RANDOM = (
-    "the samples are RANDOM, drawn from the signature: accuracy on real inputs may differ; send some with --samples"
-)
+_RANDOM = "the samples are RANDOM, drawn from the signature: accuracy on real inputs may differ: give the race samples"
 _UNSTEADY = "the version answers the same inputs differently from run to run, so that no candidate can pass the gate"
 
 
@@ -268,7 +266,7 @@ def _inputs(task: RaceTask, track: Track, folder: Path, rows: int) -> Inputs:
             if not signature.batching:
                 drawn = Split(calls[0], tuple(calls[1:]), disjoint=True)
             return Inputs(drawn, "random", (_RANDOM, *sizes))
-    raise invalid("the version runs with none of the generated inputs: send some with --samples")
+    raise invalid("the version runs with none of the generated inputs: give the race samples")
 
 
 def _running(
@@ -372,7 +370,7 @@ def _candidates(
         for one in found:
             why = "" if len(racing) < CANDIDATES_MAX else f"only {CANDIDATES_MAX} candidates race"
             if one.lossy and lossy is not None and one.key not in lossy:
-                why = "it is lossy: send samples (--samples) or --accept-random-samples"
+                why = "it is lossy: give the race samples, or let it accept random ones"
             if why:
                 row = Row(
                     target=one.target, candidate=one.key, flags=one.flags, lossy=one.lossy, verdict="skipped", why=why

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.principal import Principal
+from millstream.gateway.admin.upload import why_no_code
 from millstream.gateway.http.compression import qualities
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import ErrorReplies
@@ -161,6 +162,7 @@ def session_document(deps: Deps, credential: bytes | None, *, prometheus: bool) 
         "name": None if principal is None else principal.counters.name,
         "can": allowed(deps.gate, principal),
         "keys_required": deps.gate.enforced,
+        "no_code": why_no_code(deps.settings, principal, "Python"),
         "version": deps.version,
         "prometheus": prometheus,
         "home": f"…/{deps.settings.home.name}",

@@ -10,11 +10,13 @@ from contextlib import suppress
 from typing import Any
 
 from millstream.gateway.admin.schemas_models import StepMeasured, VersionStep
+from millstream.gateway.catalog.parts import part_view
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.scheduling.request import Request
 from millstream.plugins.graphs.ensemble import read_ensemble
 from millstream.plugins.graphs.forms import FORMAT, read_graph
-from millstream.services.errors import Failure
+from millstream.plugins.graphs.inference_graph import resolved
+from millstream.services.errors import Code, Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.record import Totals
 from millstream.services.metrics.registry import Counter, Histogram, MetricsRegistry, quantile
@@ -78,6 +80,10 @@ def graph_of(deps: Deps, manifest: Manifest) -> dict[str, Any]:
     path = deps.repository.local_path(manifest.model, manifest.version) / manifest.served
     with suppress(Failure, OSError):  # it was removed, or damaged
         graph = read_ensemble(manifest.triton) if manifest.triton else read_graph(path)
+        views = [part_view(part, deps.catalog.snapshot.models) for part in manifest.parts]
+        known_views = [view for view in views if view is not None]
+        if len(known_views) == len(views):
+            graph = resolved(graph, [view.manifest.answered for view in known_views])
         found["graph"] = graph.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return found
 
@@ -96,6 +102,7 @@ def measured(totals: Totals, manifest: Manifest) -> dict[str, StepMeasured]:
 def _measured(step: str, sums: Mapping[tuple[str, ...], Sequence[float]]) -> StepMeasured:
     outcomes = {at[2]: int(of[0]) for at, of in sums.items() if at[:2] == (step, catalogue.STEP_REQUESTS.name)}
     answered, skipped = outcomes.pop(OK, 0), outcomes.pop(NOT_RUN, 0)
+    withdrawn = outcomes.pop(Code.CANCELLED.value, 0)
     counts = sums.get((step, catalogue.STEP_DURATION.name), [0.0])[:-1]
 
     def mean(name: str) -> float | None:
@@ -105,6 +112,7 @@ def _measured(step: str, sums: Mapping[tuple[str, ...], Sequence[float]]) -> Ste
     return StepMeasured(
         answered=answered,
         skipped=skipped,
+        withdrawn=withdrawn,
         failed=outcomes,
         p50_s=quantile(counts, 0.5, _BOUNDS),
         p99_s=quantile(counts, 0.99, _BOUNDS),

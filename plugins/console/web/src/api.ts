@@ -6,6 +6,8 @@ export interface Session {
   name: string | null;
   can: { watch: boolean; read: boolean; write: boolean; keys: boolean; infer: boolean; metrics: boolean };
   keys_required: boolean;
+  /** Why this session may not upload code; empty: it may. */
+  no_code: string;
   version: string;
   prometheus: boolean;
   home: string | null;

@@ -52,6 +52,35 @@ export interface RaceSummary {
   serving: boolean;
   undone: string | null;
 }
+/** What gateways measured of a step; seconds of steps that were answered. */
+export interface StepMeasured {
+  answered: number;
+  skipped: number;
+  withdrawn: number;
+  failed: Record<string, number>;
+  p50_s: number | null;
+  p99_s: number | null;
+  queue_s: number | null;
+  run_s: number | null;
+}
+export interface Step {
+  step: string;
+  model: string;
+  version: number;
+  measured: StepMeasured | null;
+}
+/** A graph as docs/graphs.md describes it. A source is "step.output", or an input of the graph. */
+export interface GraphDocument {
+  inputs?: Record<string, unknown>;
+  steps: Record<string, { model: string; inputs?: Record<string, string[]>; if?: string }>;
+  outputs?: Record<string, string[]>;
+}
+export interface FunctionDocument {
+  file: string;
+  python: string;
+  packages: string[] | null;
+  may: string[];
+}
 export interface Version {
   model: string;
   version: number | null;
@@ -69,6 +98,10 @@ export interface Version {
   inputs: Tensor[];
   outputs: Tensor[];
   usage: Usage | null;
+  errors: { worker: string; at: number; text: string; count: number }[];
+  steps: Step[];
+  graph: GraphDocument | null;
+  function: FunctionDocument | null;
   load_failures: { kind: string; reason: string; failed_at: number }[];
   notes: string[];
   imported: { importer: string; producer: string; rows: number; output: string; difference: number } | null;

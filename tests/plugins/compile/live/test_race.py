@@ -207,7 +207,7 @@ def test_lossy_candidates_need_real_samples_or_consent(tmp_path: Path, monkeypat
     monkeypatch.setattr(driver, "TARGETS", [target])
     [skipped] = driver.run_race(task, lambda _: None).rows
     assert skipped.verdict == "skipped"
-    assert "--accept-random-samples" in skipped.why
+    assert "let it accept random ones" in skipped.why
     consented = task.model_copy(update={"accept_random_samples": True})
     [raced] = driver.run_race(consented, lambda _: None).rows
     assert raced.verdict == "failed"  # it is compiled anew, with samples, and no such target is known there

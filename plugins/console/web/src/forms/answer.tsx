@@ -14,6 +14,13 @@ const BEST = 5;
 
 const PARTS: Record<string, string> = { lane: "until it was in the queue", queue: "in the queue", run: "in the model" };
 
+/** What a part of the time is: "read.queue" is that of a step of a graph. */
+function partWords(name: string): string {
+  const step = name.replace(/\.(queue|run)$/, "");
+  if (step === name) return PARTS[name] ?? name;
+  return name.endsWith(".run") ? `in the run of ${step}` : `until the run of ${step}`;
+}
+
 function shortened(value: Value | undefined): string {
   if (typeof value === "number") return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(6)));
   const text = String(value ?? "");
@@ -32,14 +39,16 @@ export function AnswerView({ answer }: { metadata: Metadata; answer: Answer }) {
 }
 
 export function Time({ answer }: { answer: Answer }) {
-  const known = answer.parts.reduce((total, part) => total + part.seconds, 0);
-  const parts = answer.parts.length ? [...answer.parts, { name: "the way to the server and back", seconds: Math.max(0, answer.seconds - known) }] : [];
+  // Of a graph, the whole is known; its steps may run at the same time.
+  const whole = answer.parts.find((part) => part.name === "total");
+  const known = whole ? whole.seconds : answer.parts.reduce((total, part) => total + part.seconds, 0);
+  const parts = answer.parts.length ? [...answer.parts.filter((part) => part !== whole), { name: "the way to the server and back", seconds: Math.max(0, answer.seconds - known) }] : [];
   return (
     <>
       <p>
         Answered in <b>{seconds(answer.seconds)}</b>{answer.version && ` by version ${answer.version}`}.
       </p>
-      {parts.map((part) => <Bar key={part.name} used={part.seconds} total={answer.seconds} compares label={`${seconds(part.seconds)} ${PARTS[part.name] ?? part.name}`} />)}
+      {parts.map((part) => <Bar key={part.name} used={part.seconds} total={answer.seconds} compares label={`${seconds(part.seconds)} ${partWords(part.name)}`} />)}
     </>
   );
 }

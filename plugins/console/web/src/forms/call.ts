@@ -97,7 +97,7 @@ function bodyOf(ask: { inputs: TensorValue[] }, metadata: Metadata, wanted: Want
 
 /** Source: W3C, "Server Timing": `lane;dur=0.2, queue;dur=1.1`, in milliseconds. */
 function partsOf(header: string | null): Answer["parts"] {
-  return [...(header ?? "").matchAll(/([\w-]+);dur=([\d.]+)/g)].map((found) => ({ name: found[1] ?? "", seconds: Number(found[2]) / 1000 }));
+  return [...(header ?? "").matchAll(/([\w.-]+);dur=([\d.]+)/g)].map((found) => ({ name: found[1] ?? "", seconds: Number(found[2]) / 1000 }));
 }
 
 interface Reply {

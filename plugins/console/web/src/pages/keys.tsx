@@ -71,7 +71,9 @@ function columnsFor(uses: Map<string, Use> | null, ask: (act: Act, key: Key) => 
         return (
           <>
             {count(used.allowed)} calls{used.refused > 0 && `, ${count(used.refused)} refused`}
-            <div class="hint">{count(used.rows)} rows, runs of {seconds(used.run_s)}, models of {bytes(key.memory_taken_bytes)}</div>
+            {used.rows > 0 && <div class="hint whole">{count(used.rows)} rows</div>}
+            {used.run_s > 0 && <div class="hint whole">runs of {seconds(used.run_s)}</div>}
+            {key.memory_taken_bytes > 0 && <div class="hint whole">models of {bytes(key.memory_taken_bytes)}</div>}
           </>
         );
       },

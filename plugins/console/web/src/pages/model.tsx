@@ -7,6 +7,8 @@ import { useLoaded } from "../loaded";
 import { go, link, place, setQuery } from "../router";
 import { Button, Confirm, ErrorLine, Head, Pending, State, Tabs } from "../ui";
 import { CodeTab } from "./model_code";
+import { FunctionTab } from "./model_function";
+import { GraphTab } from "./model_graph";
 import { KeysTab } from "./model_keys";
 import { RaceTab } from "./model_race";
 import { SettingsTab } from "./model_settings";
@@ -31,6 +33,8 @@ export interface TabProps {
 const TABS: [string, string][] = [
   ["summary", "Summary"],
   ["try", "Try it"],
+  ["graph", "Steps"],
+  ["function", "Function"],
   ["versions", "Versions"],
   ["race", "Compiled forms"],
   ["where", "Where it is loaded"],
@@ -62,7 +66,13 @@ function ReadModel(props: { name: string }) {
     );
   }
   const can = session.value?.can;
-  const tabs = TABS.filter(([tab]) => (tab !== "try" || can?.infer) && (tab !== "keys" || can?.keys));
+  const has: Record<string, boolean | undefined> = {
+    try: can?.infer,
+    keys: can?.keys,
+    graph: model.versions.some((one) => one.graph),
+    function: model.versions.some((one) => one.function),
+  };
+  const tabs = TABS.filter(([tab]) => has[tab] ?? true);
   const active = tabs.find(([tab]) => tab === asked)?.[0] ?? "summary";
   const tab: TabProps = { model, ask: setQuestion, reload };
   return (
@@ -73,6 +83,8 @@ function ReadModel(props: { name: string }) {
       <div role="tabpanel" aria-label={tabs.find(([one]) => one === active)?.[1]}>
         {active === "summary" && <SummaryTab {...tab} />}
         {active === "try" && <TryIt model={model.name} />}
+        {active === "graph" && <GraphTab {...tab} />}
+        {active === "function" && <FunctionTab {...tab} />}
         {active === "versions" && <VersionsTab {...tab} />}
         {active === "race" && <RaceTab {...tab} />}
         {active === "where" && <WhereTab {...tab} />}

@@ -5,7 +5,7 @@ import { useLoaded } from "../loaded";
 import { link, place, setQuery } from "../router";
 import { Table } from "../table";
 import { Ago, Badge, Button, Card, Empty, Facts, State } from "../ui";
-import { bytes, seconds, when } from "../units";
+import { bytes, count, seconds, when } from "../units";
 import { activation, type TabProps } from "./model";
 import { TrafficCharts } from "./overview";
 
@@ -158,6 +158,7 @@ function Errors(props: { versions: Version[]; model: string }) {
   const troubles: Trouble[] = props.versions.flatMap((one) => [
     ...(one.state === "failed" && one.reason ? [{ at: null, what: `Version ${one.version} failed`, why: one.reason }] : []),
     ...one.load_failures.map((at) => ({ at: at.failed_at, what: `Load of version ${one.version} on ${at.kind}`, why: `${at.reason}. Activate or load it to try again.` })),
+    ...one.errors.map((at) => ({ at: at.at, what: `A run of version ${one.version} in ${workerName(at.worker)}${at.count > 1 ? `, ${count(at.count)} times` : ""}`, why: at.text })),
     ...one.instances.filter((at) => at.state === "failed").map((at) => ({ at: null, what: `Version ${one.version} in ${at.worker}`, why: at.reason ?? "no reason is known" })),
   ]);
   for (const call of (calls.value ?? []).filter((one) => one.model === props.model).slice(0, 10)) {
@@ -168,7 +169,7 @@ function Errors(props: { versions: Version[]; model: string }) {
       <Table label="last errors" rows={troubles} keyOf={(row) => `${row.at} ${row.what} ${row.why}`} empty="None is known." columns={[
         { name: "When", cell: (row) => (row.at === null ? "now" : <Ago at={row.at} />) },
         { name: "What", cell: (row) => row.what },
-        { name: "Why", cell: (row) => row.why },
+        { name: "Why", long: true, cell: (row) => row.why },
       ]} />
     </Card>
   );

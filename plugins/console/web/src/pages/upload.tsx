@@ -59,10 +59,11 @@ export function UploadPage() {
               <p><b>{file?.name}</b>, {bytes(file?.size)}</p>
             ) : (
               <Drop label="Model file" onFile={take}>
-                {file ? <><b>{file.name}</b>, {bytes(file.size)}</> : "Drop a model here, or choose its file: ONNX, a framework's that is imported, or a zip or tar of a folder."}
+                {file ? <><b>{file.name}</b>, {bytes(file.size)}</> : "Drop a model here, or choose its file: ONNX, a framework's that is imported, Python, a graph, or a zip or tar of a folder."}
               </Drop>
             )}
             {!file && kept && fields.name && <p class="hint">A reload forgets the file: choose it again.</p>}
+            <CodeHint name={file?.name ?? ""} />
             <FieldInputs fields={fields} set={set} />
             <div class="actions">
               <Button type="submit" kind="main" disabled={!file || busy || !fields.name.trim()}>{now?.stage === "failed" || now?.stage === "cancelled" ? "Send again" : "Upload"}</Button>
@@ -74,6 +75,13 @@ export function UploadPage() {
       </div>
     </>
   );
+}
+
+/** What is needed for code, which workers run: said before a file is sent in vain. */
+function CodeHint(props: { name: string }) {
+  const why = session.value?.no_code;
+  if (why && props.name.endsWith(".py")) return <p class="note" role="status">This file would be refused: {why}.</p>;
+  return <p class="hint">Code (a .py file, or a folder with service.py) is run by workers, so it needs the scope <code>models:code</code>: {why ? `${why}.` : "you may upload it."}</p>;
 }
 
 function FieldInputs({ fields, set }: { fields: Fields; set: (change: Partial<Fields>) => void }) {
