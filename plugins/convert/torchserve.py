@@ -6,9 +6,6 @@ Source: pytorch/serve, model-archiver/README.md ("Artifact Details").
 
 from __future__ import annotations
 
-import shutil
-import struct
-import zipfile
 from collections.abc import Mapping
 from glob import escape
 from pathlib import Path, PurePosixPath
@@ -17,58 +14,44 @@ from typing import Any
 from millstream.plugins.convert.base import Imported, Importer, parse_json
 from millstream.plugins.convert.held import convert_held
 from millstream.services.errors import invalid
-from millstream.services.ingest.file_kind import zip_names
-from millstream.services.ingest.importers import IMPORTED, ImportOptions, Members, Source
+from millstream.services.ingest.importers import ImportOptions, Members, Source
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 DOCUMENT_BYTES_MAX = 1 << 20
-MEMBERS_MAX = 10_000
 _WHAT = "the TorchServe archive"
-_FOLDER = "serialized"
 
 
 class TorchServeImporter(Importer):
-    """The importer of what torch-model-archiver wrote."""
+    """The importer of what torch-model-archiver wrote, which is unpacked as any archive is."""
 
     name = "TorchServe"
     described = True
+    marks = frozenset({MANIFEST})
 
     def recognises(self, source: Source) -> bool:
-        return (source.path / MANIFEST).is_file() or MANIFEST in zip_names(source.path)
+        return (source.path / MANIFEST).is_file()
 
     def members(self, folder: Path) -> Members:
-        manifest = _manifest((folder / MANIFEST).read_bytes()[: DOCUMENT_BYTES_MAX + 1])
-        return Members((MANIFEST, escape(_serialized(manifest))))
+        """Return all files: a handler may read each."""
+        names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        return Members([escape(name) for name in names])
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
-        if source.path.is_dir():
-            manifest = _manifest((source.path / MANIFEST).read_bytes()[: DOCUMENT_BYTES_MAX + 1])
-            path = source.path / _serialized(manifest)
-        else:
-            path, manifest = _extract(source)
-        return convert_held(source, path, options, _WHAT, _notes(manifest))
+        manifest = _manifest((source.path / MANIFEST).read_bytes()[: DOCUMENT_BYTES_MAX + 1])
+        handler = _handler(source.path, manifest)
+        if handler and not options.inputs:
+            raise invalid(
+                f"{_WHAT} answers by its handler {handler[:80]!a}, which is Python: declare the inputs of its model "
+                "(--input) to convert that, without the handler"
+            )
+        return convert_held(source, source.path / _serialized(manifest), options, _WHAT, _notes(manifest))
 
 
-def _extract(source: Source) -> tuple[Path, Mapping[str, Any]]:
-    """Write the serialized file below `IMPORTED`; returns its path, and the manifest's model."""
-    try:
-        with zipfile.ZipFile(source.path) as archive:
-            entries = archive.infolist()
-            for entry in entries:
-                _check_name(entry.filename)
-            if len(entries) > MEMBERS_MAX or archive.getinfo(MANIFEST).file_size > DOCUMENT_BYTES_MAX:
-                raise invalid(f"{_WHAT} has too many files, or a manifest that is too long")
-            manifest = _manifest(archive.read(MANIFEST))
-            name = _serialized(manifest)
-            if name not in archive.namelist():
-                raise invalid(f"{_WHAT} names {name[:80]!a}, which it does not have")
-            folder = source.folder / IMPORTED / _FOLDER
-            folder.mkdir()
-            with archive.open(name) as data, (folder / name).open("xb") as file:
-                shutil.copyfileobj(data, file)
-            return folder / name, manifest
-    except (zipfile.BadZipFile, EOFError, struct.error, NotImplementedError, RuntimeError) as error:
-        raise invalid(f"{_WHAT} is damaged or cut short: {str(error)[:200]}") from error
+def _handler(folder: Path, model: Mapping[str, Any]) -> str:
+    """Return the handler if its file is in the archive; empty: it is not."""
+    name = str(model.get("handler") or "")
+    file = PurePosixPath(name.partition(":")[0]).name
+    return name if file and (folder / f"{file.removesuffix('.py')}.py").is_file() else ""
 
 
 def _check_name(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -50,17 +51,27 @@ class FunctionDocument(BaseModel):
     producer: str = Field(max_length=1000)
 
 
+class ServedFile(NamedTuple):
+    """What a process serves: `name`, below a folder, and the adapter that makes a function of it.
+
+    `beneath`: the packages of the server are there, too, behind those of its environment.
+    """
+
+    name: str
+    adapter: str = ""
+    beneath: bool = False
+
+
+def served_file(document: FunctionDocument) -> ServedFile:
+    """Return what a version serves: handlers find the packages of the server, as TorchServe's do, beside their own."""
+    beneath = bool(document.lock) and document.adapter == "archive_handlers"
+    return ServedFile(document.file, document.adapter, beneath)
+
+
 def read_document(path: Path) -> FunctionDocument:
     """Return the document in a file. Raises ValueError, OSError."""
     with path.open("rb") as file:
         return FunctionDocument.model_validate_json(file.read(_BYTES_MAX))
-
-
-class ServedFile(NamedTuple):
-    """What a process serves: `name`, below a folder, and the adapter that makes a function of it."""
-
-    name: str
-    adapter: str = ""
 
 
 class RunsIn(NamedTuple):
@@ -81,8 +92,11 @@ class RunsIn(NamedTuple):
 
 def program_of(folder: Path, file: ServedFile, name: str, runs_in: RunsIn) -> ChildProgram:
     """Return the program that serves `file`, below the folder of a version."""
-    task = {"file": str((folder / file.name).resolve()), "adapter": file.adapter}
-    return _program(name, _PROGRAM, task, folder, runs_in)
+    paths = sysconfig.get_paths()
+    beneath = sorted({Path(paths["purelib"]), Path(paths["platlib"])}) if file.beneath else []
+    task = {"file": str((folder / file.name).resolve()), "adapter": file.adapter, "beneath": [*map(str, beneath)]}
+    program = _program(name, _PROGRAM, task, folder, runs_in)
+    return program._replace(reads=(*program.reads, *beneath))
 
 
 def triton_program_of(path: Path, config: str, name: str, runs_in: RunsIn, *, complete: bool = False) -> ChildProgram:

@@ -27,6 +27,7 @@ PLUGIN = Plugin(
     ),
     importers=(
         "millstream.plugins.functions.importer:FunctionImporter",
+        "millstream.plugins.functions.stand_ins:HandlerStandIn",
         "millstream.plugins.functions.stand_ins:PickleStandIn",
     ),
     http=("millstream.plugins.functions.gateway.function_page:ADAPTER",),

@@ -38,7 +38,9 @@ def load(task: dict[str, Any]) -> tuple[dict[str, Any], Run]:
     asyncio.set_event_loop_policy(PipePolicy())
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    with located(path.parent):
+    sys.path += task["beneath"]
+    folder = path.parent if task["adapter"] != "archive_handlers" else path.parents[1]
+    with located(folder):
         if task["adapter"]:
             name, function = importlib.import_module(f"{_ADAPTERS}.{task['adapter']}").served(path)
         else:
@@ -49,9 +51,10 @@ def load(task: dict[str, Any]) -> tuple[dict[str, Any], Run]:
                 if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
             }
             name, function = _around(own, path) or _function(own, path)
+            name = f"{path.name}: {name}"
             if inspect.isclass(function):
                 function = function_of(function) if is_lit_api(function) else _opened(function, loop)
-        called = Called(path, name, function, loop)
+        called = Called(folder, name, function, loop)
     return called.described(), lambda message: Message({}, called.run(message.tensors))
 
 
@@ -117,9 +120,9 @@ class Called:
     Raises ModelError for hints that cannot be served.
     """
 
-    def __init__(self, path: Path, name: str, function: Callable[..., Any], loop: asyncio.AbstractEventLoop) -> None:
-        self._folder = path.parent
-        self._name = f"{path.name}: {name}"
+    def __init__(self, folder: Path, name: str, function: Callable[..., Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._folder = folder
+        self._name = name
         self._function = function
         self._loop = loop
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):

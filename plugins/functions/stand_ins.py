@@ -7,6 +7,7 @@ A pickle runs in an environment of the versions that wrote it, as far as it says
 from __future__ import annotations
 
 import bz2
+import json
 import lzma
 import re
 import zlib
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from millstream.services.settings import Settings
 
 _SCIKIT = "scikit-learn"
+_TORCH_SERVE, _MANIFEST = "TorchServe", "MAR-INF/MANIFEST.json"
+_DOCUMENT_BYTES_MAX = 1 << 20
+#: handlers of TorchServe itself that torch_handlers provides, and that take requests of images
+_PROVIDED = frozenset({"image_classifier"})
 #: modules that a pickle names -> their packages
 _PACKAGES: Mapping[bytes, str] = {
     b"xgboost": "xgboost", b"lightgbm": "lightgbm", b"catboost": "catboost", b"imblearn": "imbalanced-learn",
@@ -59,6 +64,59 @@ class PickleStandIn(Importer):
         path = folder / recognised.path
         asked = Tried(path, "estimators", _SCIKIT, requirements=written_with(path), notes=(_WITHOUT_ONNX,))
         return await tried(folder, asked, settings)
+
+
+class HandlerStandIn(Importer):
+    """Serves archives of TorchServe by their handlers."""
+
+    name = "TorchServe's handler"
+    runs_code = True
+    stands_in_for = frozenset({_TORCH_SERVE})
+
+    def recognises(self, source: Source) -> bool:
+        return False
+
+    def stands_in(self, source: Source, options: ImportOptions) -> str | None:
+        model = _archived(source.path)
+        requirements = _requirements(source.path, model)
+        return "" if has_handler(source.path, model, requirements) else None
+
+    async def run(self, folder: Path, recognised: Recognised, options: ImportOptions, settings: Settings) -> Converted:
+        from millstream.plugins.functions.function_packages import check_requirements
+        from millstream.plugins.functions.trial import Tried, tried
+
+        path = folder / recognised.path
+        requirements = check_requirements(_requirements(path, _archived(path)))
+        manifest = path / _MANIFEST
+        asked = Tried(manifest, "archive_handlers", _TORCH_SERVE, requirements, beneath=True)
+        return await tried(folder, asked, settings)
+
+
+def has_handler(folder: Path, model: Mapping[str, Any], requirements: list[str]) -> bool:
+    """Return whether the handler that an archive names is there, or provided."""
+    name = str(model.get("handler") or "").partition(":")[0].removesuffix(".py").rpartition("/")[2]
+    own = bool(name) and (folder / f"{name}.py").is_file()
+    return own or name in _PROVIDED or any(line.startswith("torchserve") for line in requirements)
+
+
+def _archived(folder: Path) -> Mapping[str, Any]:
+    """Return the model that a manifest describes; empty: it describes none."""
+    path = folder / _MANIFEST
+    if not path.is_file() or path.stat().st_size > _DOCUMENT_BYTES_MAX:
+        return {}
+    try:
+        model = json.loads(path.read_bytes()).get("model")
+    except (ValueError, AttributeError, RecursionError):
+        return {}
+    return model if isinstance(model, dict) else {}
+
+
+def _requirements(folder: Path, model: Mapping[str, Any]) -> list[str]:
+    name = model.get("requirementsFile")
+    path = folder / Path(str(name)).name
+    if not name or not path.is_file() or path.stat().st_size > _DOCUMENT_BYTES_MAX:
+        return []
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def written_with(path: Path) -> list[str]:

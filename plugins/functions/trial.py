@@ -49,6 +49,7 @@ class Tried(NamedTuple):
         adapter: what makes a function of it, as in FunctionDocument.
         importer: its name.
         requirements: of its packages; None: as the file and what is beside it declare.
+        beneath: the packages of the server are there beside them.
         notes: for its owner.
     """
 
@@ -56,6 +57,7 @@ class Tried(NamedTuple):
     adapter: Adapter = ""
     importer: str = NAME
     requirements: Sequence[str] | None = None
+    beneath: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -92,7 +94,7 @@ def _tried(
     python = python_of(folder, lock_name, path.parent, settings.home, settings.import_s_max)
     program = program_of(
         folder / SOURCE,
-        ServedFile(str(path.relative_to(folder / SOURCE)), asked.adapter),
+        ServedFile(str(path.relative_to(folder / SOURCE)), asked.adapter, beneath=bool(lock_name and asked.beneath)),
         f"check of {path.name}",
         RunsIn(python, settings.check_memory_bytes_max, 1, settings.unconfined_imports == "accept"),
     )

@@ -14,9 +14,9 @@ from millstream.plugins.functions.document import (
     FORMAT,
     TRITON_FORMAT,
     RunsIn,
-    ServedFile,
     program_of,
     read_document,
+    served_file,
     triton_program_of,
 )
 from millstream.plugins.functions.function_packages import python_of, python_of_text
@@ -72,7 +72,7 @@ class Python(CpuBackend):
         check_not_ended(stop)
         program = program_of(
             folder,
-            ServedFile(document.file, document.adapter),
+            served_file(document),
             f"{folder.parent.name}:{folder.name}",
             _runs_in(python, threads),
         )

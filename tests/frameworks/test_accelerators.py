@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from millstream.client.client import Client
-from tests.frameworks.test_other_servers import mar
 from tests.kit import jax_models, tensorflow_models
+from tests.kit.archives import mar
 from tests.kit.command_line import ROOT, Millstream
 from tests.kit.stack import Stack, running_stack
 

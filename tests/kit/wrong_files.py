@@ -107,7 +107,6 @@ WRONG_FILES: dict[str, tuple[bytes, str]] = {
     "saved-model-zip": (zipped({"a/saved_model/saved_model.pb": b"", "a/saved_model/variables/x": b""}), "SavedModel"),
     "saved-model-tar": (tarred({"saved_model.pb": b"\x08\x01"}), "SavedModel"),
     "pickle-in-tar": (tarred({"model.pkl": pickle.dumps(1)}, "w:gz"), "a pickle"),
-    "mar": (zipped({"MAR-INF/MANIFEST.json": b"{}", "net.pt": b""}), "a TorchServe archive"),
     "npz": (dumped(lambda file: np.savez(file, x=np.zeros(2))), "an array of numpy"),
     "npy": (dumped(lambda file: np.save(file, np.zeros(2))), "an array of numpy"),
     "zip": (zipped({"notes.md": b"hello"}), "nothing in it is known as one (notes.md)"),
@@ -123,7 +122,7 @@ WRONG_FILES: dict[str, tuple[bytes, str]] = {
 #: those that the plug-in convert knows
 OF_FRAMEWORKS = frozenset(
     {
-        *("frozen-graph", "gguf", "hdf5", "joblib", "joblib-bz2", "joblib-xz", "keras", "lightgbm", "mar", "openvino"),
+        *("frozen-graph", "gguf", "hdf5", "joblib", "joblib-bz2", "joblib-xz", "keras", "lightgbm", "openvino"),
         *("safetensors", "saved-model", "saved-model-zip", "scikit", "tflite", "torch", "torch-1.5", "torchscript"),
         "xgboost",
     }

@@ -21,7 +21,16 @@ from millstream.gateway.tensors.outputs import size_of
 from millstream.gateway.tensors.prepared import PreparedPlans, gives_media, read_prepared
 from millstream.plugins.compat.torchserve import routes_management, schemas
 from millstream.plugins.compat.torchserve.documents import find, plain, unknown_version
-from millstream.plugins.compat.torchserve.predictions import Prediction, begins_json, only_part, read, write
+from millstream.plugins.compat.torchserve.predictions import (
+    Prediction,
+    begins_json,
+    handled,
+    handler_answer,
+    is_handled,
+    only_part,
+    read,
+    write,
+)
 from millstream.services.access.scopes import LIST, Need, Row
 from millstream.services.errors import Code, Failure, Subject
 from millstream.services.process.threads import run_in_thread_if_large
@@ -111,6 +120,10 @@ def _route(deps: Deps, model: str, version: str | None) -> ModelRoute:
         raise unknown_version(model, version) from None
 
 
+#: of bodies that a model wrote: a browser runs nothing of them, and takes them for what they say
+_OF_A_MODEL = {"content-security-policy": "sandbox", "x-content-type-options": "nosniff"}
+
+
 async def _predict(model: str, version: str | None, request: Request, deps: Deps) -> Response:
     route = _route(deps, model, version)
     async with decompressed_body(request, deps) as body:
@@ -118,11 +131,17 @@ async def _predict(model: str, version: str | None, request: Request, deps: Deps
 
 
 async def _answer(route: ModelRoute, content_type: str, body: bytes, deps: Deps) -> Response:
-    with deps.caller("torchserve").count_rejections(route, value_body):
+    caller = deps.caller("torchserve")
+    if is_handled(route.plans.signature):
+        with caller.count_rejections(route, value_body):
+            given = handled(route.plans, content_type, body)
+        answer, media, status = handler_answer(await infer_arrays(caller, route, given))
+        return Response(answer, status, _OF_A_MODEL, media)
+    with caller.count_rejections(route, value_body):
         (inputs, single), prepared = await run_in_thread_if_large(len(body), _read, route.plans, content_type, body)
         if prepared is not None:
             inputs = await prepared.prepare(inputs.tensors)
-    outputs = await infer_arrays(deps.caller("torchserve"), route, inputs)
+    outputs = await infer_arrays(caller, route, inputs)
     text = await run_in_thread_if_large(size_of(outputs), write, route.plans.signature, outputs, single=single)
     return Response(text, media_type="application/json")
 

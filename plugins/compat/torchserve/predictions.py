@@ -10,6 +10,7 @@ Source: pytorch/serve, "Inference API", and its base handlers (vision, text: `da
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -167,6 +168,31 @@ def write(signature: Signature, outputs: Sequence[OutputTensor], *, single: bool
     if len(texts) == 1:
         return next(iter(texts.values()))
     return b"{%b}" % b",".join([b"%b:%b" % (orjson.dumps(name), text) for name, text in texts.items()])
+
+
+#: inputs and outputs of a handler: whole bodies (plugins/functions/archive_handlers.py)
+_HANDLED = (("body", "content_type"), ("response", "content_type", "status"))
+#: what an answer's content type is made of; others could end its header
+_CONTENT_TYPE = re.compile(r"[\w.+-]{1,60}/[\w.+-]{1,60}(\s*;[ -~]{1,120})?", re.ASCII)
+
+
+def is_handled(signature: Signature) -> bool:
+    """Return whether a version takes and answers bodies as they are: a handler of TorchServe reads and writes them."""
+    specs = (signature.inputs, signature.outputs)
+    return tuple(tuple(spec.name for spec in one) for one in specs) == _HANDLED
+
+
+def handled(plans: InputPlans, content_type: str, body: bytes) -> Inputs:
+    """Return the inputs of a handler. Raises Failure."""
+    given = (("body", body), ("content_type", content_type.encode()))
+    return join(plans, {name: _read_part(plans.named(name), part, plans.json_limits)[0] for name, part in given})
+
+
+def handler_answer(outputs: Sequence[OutputTensor]) -> tuple[bytes, str, int]:
+    """Return the body, the content type and the status that a handler answered."""
+    (body,), (kind,), status = (output.array for output in outputs)
+    text = bytes(kind).decode("latin-1")
+    return bytes(body), text if _CONTENT_TYPE.fullmatch(text) else "application/octet-stream", int(status[0])
 
 
 PARTS_MAX = 64
