@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +14,7 @@ import pytest
 from millstream.gateway.connection.budgets import ReceiveBudget
 from millstream.gateway.parts import PreparerParts
 from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.prepared import PreparedPlans, gives_media, prepared_for
+from millstream.gateway.tensors.prepared import PreparedPlans, gives_media, prepared_for, read_prepared
 from millstream.plugins.prepare.gateway import media
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest, ModelConfig
@@ -96,3 +99,31 @@ def test_without_a_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(Failure, match=r"decodes no images: pip install 'millstream\[media\]'") as refused:
         asyncio.run(prepared.prepare(prepared.one(b"x").tensors))
     assert refused.value.code is Code.UNSUPPORTED
+
+
+def test_a_second_reading_keeps_no_body() -> None:
+    """The failure of the first reading leads to its frames, and these to the body: nothing may lead back to it."""
+
+    class Body(bytearray):
+        """Can be referred to weakly."""
+
+    own, prepared = plans(manifest(IMAGE))
+
+    def read(with_plans: InputPlans, body: Body) -> int:
+        try:
+            with_plans.named("pixels").fit("BYTES", (1,))
+        except Failure as failure:
+            kept = failure  # as frames of readers do that name the input in the message
+            raise kept from None
+        return len(body)
+
+    gc.collect()
+    gc.disable()
+    try:
+        body = Body(b"file")
+        kept = weakref.ref(body)
+        assert read_prepared(own, partial(read, body=body)) == (4, prepared)
+        del body
+        assert kept() is None
+    finally:
+        gc.enable()
