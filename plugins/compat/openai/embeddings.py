@@ -17,13 +17,13 @@ import orjson
 from millstream.gateway.scheduling.caller import Caller, infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import Body, Target
-from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.input_plans import InputPlans, Inputs
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
-from millstream.gateway.tensors.outputs import dump_numbers
+from millstream.gateway.tensors.outputs import OutputTensor, dump_numbers
 from millstream.plugins.compat.openai.embedder import Embedder, embedder, shortened
 from millstream.plugins.compat.openai.request import INPUT, EmbeddingRequest, read
 from millstream.plugins.prepare.gateway.tokenizers import Tokenizers
-from millstream.services.errors import Failure, invalid
+from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.usage import MASK, TYPES
 from millstream.services.process.threads import run_in_thread_if_large
 
@@ -92,13 +92,30 @@ class Embeddings:
         with self._caller.count_rejections(route, embeddings_body):
             together = version_embedder.runs(entries, rows_max)
         turns = asyncio.Semaphore(RUNS_AT_ONCE_MAX)
+        inside, ended = 0, asyncio.Event()  # runs of this request in the lane; set when the next of them ends
+
+        async def admitted(inputs: Inputs) -> list[OutputTensor]:
+            nonlocal inside, ended
+            while True:
+                inside += 1
+                try:
+                    outputs = await infer_arrays(self._caller, route, inputs)
+                except Failure as failure:
+                    inside -= 1
+                    if failure.code is not Code.OVERLOADED or not inside:
+                        raise
+                    await ended.wait()  # what fills the lane may be this request's own runs
+                    continue
+                inside -= 1
+                ended.set()
+                ended = asyncio.Event()
+                return outputs
 
         async def run(some: Sequence[Any]) -> np.ndarray[Any, Any]:
             async with turns:
                 with self._caller.count_rejections(route, embeddings_body):
                     inputs, mask = await version_embedder.inputs(some)
-                outputs = await infer_arrays(self._caller, route, inputs)
-                return version_embedder.vectors(outputs, mask)
+                return version_embedder.vectors(await admitted(inputs), mask)
 
         runs = [asyncio.ensure_future(run([entries[at] for at in some])) for some in together]
         try:

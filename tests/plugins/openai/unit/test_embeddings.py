@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import OutputTensor
-from millstream.plugins.compat.openai import request
+from millstream.plugins.compat.openai import embeddings, request
 from millstream.plugins.compat.openai.embedder import embedder, shortened, unit
-from millstream.services.errors import Failure
+from millstream.services.errors import Code, Failure
+from millstream.services.model.datatypes import decode_elements
 from millstream.services.model.signature import Signature, TensorSpec
 
 
@@ -159,3 +162,39 @@ def test_pooling() -> None:
     assert shortened(plain, 1).tolist() == [[1.0], [0.0]]
     with pytest.raises(Failure, match="'dimensions' is 3"):
         shortened(plain, 3)
+
+
+def vectors_with(monkeypatch: pytest.MonkeyPatch, places: int) -> list[float]:
+    """Return the first number of the vectors of 20 texts, one a run, by a lane that takes so many runs at once."""
+    taken = 0
+
+    async def infer(_caller: Any, _route: Any, inputs: Any) -> list[OutputTensor]:
+        nonlocal taken
+        if taken == places:
+            raise Failure(Code.OVERLOADED, "the lane is full")
+        taken += 1
+        await asyncio.sleep(0)
+        taken -= 1
+        text = int(decode_elements(inputs.tensors[0].data)[0])
+        return [OutputTensor("FP32", (1, 2), np.array([[text, 0]], np.float32))]
+
+    monkeypatch.setattr(embeddings, "infer_arrays", infer)
+    spec = TensorSpec(name="text", datatype="BYTES", shape=(-1,))
+    output = TensorSpec(name="embedding", datatype="FP32", shape=(-1, 2))
+    plans = InputPlans("m", Signature(inputs=(spec,), outputs=(output,), batching=True), 64)
+    manifest = SimpleNamespace(config=SimpleNamespace(rows_max=1))
+    route: Any = SimpleNamespace(plans=plans, lane=SimpleNamespace(manifest=manifest))
+    caller: Any = SimpleNamespace(count_rejections=lambda *_: nullcontext())
+    served = embeddings.Embeddings(caller, cast("Any", None))
+    found: list[float] = asyncio.run(served.vectors(route, embedder(plans), list(map(str, range(20)))))[:, 0].tolist()
+    return found
+
+
+def test_runs_that_their_own_request_left_no_room_for_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert vectors_with(monkeypatch, 2) == list(range(20))
+
+
+def test_a_lane_that_others_fill_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Failure) as refused:
+        vectors_with(monkeypatch, 0)
+    assert refused.value.code is Code.OVERLOADED
