@@ -194,6 +194,8 @@ def _given(metadata: Metadata, spec: TensorMetadata, value: Any) -> Given:
     encoded = _encoded(metadata)
     if name in {*encoded, *encoded.values()} and _are_files(value):
         return _files(name, value)
+    if not numeric and _is_picture(first):  # as a function of images takes it
+        return _files(name, value)
     if numeric and (is_image(first) or isinstance(first, str)):
         usage = _usage(metadata)
         if usage is not None and usage["image"] is not None and usage["input"] == name:
@@ -297,8 +299,13 @@ _MODES_OF_BYTES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "
 
 def is_image(value: Any) -> bool:
     """Whether a value is an image of Pillow, or the bytes or the path of a file that may be one."""
+    return isinstance(value, bytes | bytearray | PathLike) or _is_picture(value)
+
+
+def _is_picture(value: Any) -> bool:
+    """Whether a value is an image of Pillow."""
     module = sys.modules.get("PIL.Image")  # a caller with such an image has imported it
-    return isinstance(value, bytes | bytearray | PathLike) or (module is not None and isinstance(value, module.Image))
+    return module is not None and isinstance(value, module.Image)
 
 
 def _are_files(value: Any) -> bool:

@@ -45,6 +45,7 @@ class HintCodec(NamedTuple):
         encode: the values of rows ─> data and shape.
         kind: "text", "json", "image", "bytes" or "numbers": what an element means to people.
         whole: the value is an array of all rows, with them in its first dimension.
+        rows: the name of that dimension, which the hint gives; "": it gives none.
     """
 
     datatype: str
@@ -53,6 +54,7 @@ class HintCodec(NamedTuple):
     encode: Callable[[Sequence[Any]], tuple[Buffer, tuple[int, ...]]]
     kind: str
     whole: bool = False
+    rows: str = ""
 
 
 class Parameter(NamedTuple):
@@ -187,7 +189,8 @@ def _array(name: str, hint: Any, extras: Sequence[Any], numpy: Any, *, of_row: b
         ordered = numpy.ascontiguousarray(array, form)
         return ordered.reshape(-1).view(numpy.uint8).data, array.shape
 
-    return HintCodec(DATATYPES[form.name], dims, decode, encode, "numbers", whole)
+    named = next((one[0] for one in extras if isinstance(one, tuple | list) and one and isinstance(one[0], str)), "")
+    return HintCodec(DATATYPES[form.name], dims, decode, encode, "numbers", whole, named if whole else "")
 
 
 def _declared(hint: Any, extras: Sequence[Any], numpy: Any) -> tuple[Any, tuple[int, ...]]:

@@ -137,7 +137,8 @@ class Called:
         of_rows = [value.of_rows for value in (*self._inputs, *self._outputs)]
         self._by_row = not any(value.of_rows for value in self._inputs)
         #: whether it takes and answers rows; otherwise each request runs alone
-        self._batches = self._by_row or all(of_rows)
+        counted = {value.codec.rows for value in (*self._inputs, *self._outputs)} - {""}
+        self._batches = self._by_row or (all(of_rows) and len(counted) <= 1)
 
     def _hints(self) -> tuple[list[Parameter], tuple[list[Parameter], bool]]:
         if isinstance(self._function, AroundModel):

@@ -74,6 +74,14 @@ Specs = list[tuple[str, str, list[int]]]
 
 @pytest.mark.parametrize(("source", "inputs", "outputs", "batching"), [
     ("def f(text: str) -> str: return text", [("text", "BYTES", [-1])], [("output", "BYTES", [-1])], True),
+    ("def f(text: str) -> list[float]: return [0.5, 1.0]",
+     [("text", "BYTES", [-1])], [("output", "FP64", [-1, -1])], True),
+    (ARRAYS + "Array = NDArray[np.float32]\n\n"
+     "def f(text: str) -> Annotated[Array, (None, 2)]: return np.zeros((len(text), 2), np.float32)",
+     [("text", "BYTES", [-1])], [("output", "FP32", [-1, -1, 2])], True),
+    (ARRAYS + "Array = NDArray[np.float32]\n\n"
+     "def f(pages: Annotated[Array, ('pages', 2)]) -> Annotated[Array, ('lines', 2)]: return pages[:0]",
+     [("pages", "FP32", [-1, 2])], [("output", "FP32", [-1, 2])], False),
     ("def f(texts: list[str]) -> list[float]: return [0.5] * len(texts)",
      [("texts", "BYTES", [-1])], [("output", "FP64", [-1])], True),
     ("def f(texts: list[str]) -> list[list[float]]: return [[1.0, 2.0] for _ in texts]",
