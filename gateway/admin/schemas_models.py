@@ -217,7 +217,7 @@ class Version(BaseModel):
             notes=list(manifest.notes),
             imported=ImportedModel.of(manifest.imported),
             instances=[VersionInstance.of(replica) for replica in view.replicas],
-            steps=[VersionStep.model_validate(part) for part in manifest.parts],
+            steps=[VersionStep.model_validate(part) for part in (*manifest.parts, *manifest.merged)],
         )
 
 

@@ -357,6 +357,13 @@ async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Pu
                 deps.gate.check_still(principal, _WRITE, upload.model)
             return checked
 
+        def gather(checked: CheckedModel) -> bool:
+            composer, folder_of = composer_of(checked.source_format), deps.repository.local_path
+            return composer is not None and composer.gather(
+                incoming.folder(), checked, deps.catalog.snapshot, folder_of
+            )
+
+        incoming.gather = gather
         published = await incoming.publish(show, activate=upload.activate, accept=accept)
         if published.new and deps.settings.versions_kept:
             await _remove_old_versions(deps, upload.model)

@@ -108,7 +108,7 @@ def check_unused(models: Mapping[str, ModelView], model: str, version: int | Non
 
 def is_current(models: Mapping[str, ModelView], manifest: Manifest) -> bool:
     """Return whether an upload of the same bytes would run the same versions as a composed version does."""
-    for part in manifest.parts:
+    for part in (*manifest.parts, *manifest.merged):
         model = models.get(part.model)
         if part_view(part, models) is None or model is None or (not part.named and model.serving != part.version):
             return False

@@ -101,6 +101,14 @@ class Composer(Protocol):
         `source`: its file, or Triton's configuration of it in JSON form. `model`: to which it is uploaded.
         """
 
+    def gather(
+        self, folder: Path, checked: CheckedModel, snapshot: Snapshot, folder_of: Callable[[str, int], Path]
+    ) -> bool:
+        """Put beside an upload, in its `folder`, what the check makes one model of; False: it stays composed. Blocking.
+
+        Raises Failure.
+        """
+
     def check(self, config: Mapping[str, Any]) -> None:
         """Raise Failure(INVALID) for a configuration of Triton, in JSON form, that is wrong whatever it composes."""
 

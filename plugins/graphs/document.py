@@ -25,6 +25,8 @@ TENSORS_MAX = 256  # inputs of a step, and inputs or outputs of a graph
 NAME_CHARACTERS_MAX = 512  # of a tensor
 CONDITION_CHARACTERS_MAX = 4000
 RANK_MAX = 32
+#: the folder of the models of the steps, beside an upload that is to become one model
+STEPS = "steps"
 _STEP = r"[A-Za-z_][A-Za-z0-9_-]{0,63}"
 
 StepName = Annotated[str, Field(pattern=rf"^{_STEP}$")]
@@ -80,6 +82,7 @@ class Graph(BaseModel):
         inputs: what it says of its inputs, in their order; those that it does not name follow, as its steps name them.
         answers: what it says of its outputs.
         batching: whether its rows are independent; None: they are if those of all steps are.
+        merge: make one ONNX model of it, if that answers the same and is no slower.
         ensemble: Triton's configuration that it was read from; empty: it is of another form.
         routes: the nodes of KServe that it was read from, which say what its steps take once their versions are known
             (inference_graph.resolved); empty: it is of another form.
@@ -93,6 +96,7 @@ class Graph(BaseModel):
     outputs: dict[TensorName, Sources] = Field({}, max_length=TENSORS_MAX)
     answers: dict[TensorName, DeclaredTensor] = {}
     batching: bool | None = None
+    merge: bool = False
     ensemble: dict[str, Any] = {}
     routes: dict[str, Any] = {}
 
@@ -100,6 +104,14 @@ class Graph(BaseModel):
     def _answers(self) -> Self:
         if not self.outputs and not self.routes:
             raise ValueError("outputs: a graph has at least one")
+        return self
+
+    @model_validator(mode="after")
+    def _merges(self) -> Self:
+        inputs = [sources for step in self.steps.values() for sources in step.inputs.values()]
+        several = any(len(sources) > 1 for sources in (*inputs, *self.outputs.values()))
+        if self.merge and (several or any(step.condition for step in self.steps.values())):
+            raise ValueError("merge: one model has no conditions, and no lists of sources")
         return self
 
 

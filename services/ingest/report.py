@@ -137,8 +137,8 @@ class CheckedModel(BaseModel):
         index_ranges: as in a manifest.
         source_format: as in a manifest.
         labels: files with the class names of outputs, one per line, by output.
-        parts: as in a manifest; the check does not know them, the gateway adds them.
         options: as in a manifest; the check does not know them, importers of what is code add them.
+        parts, merged: as in a manifest; the check does not know them, the gateway adds them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -159,6 +159,7 @@ class CheckedModel(BaseModel):
     labels: dict[str, PathBelow] = Field({}, max_length=TENSORS_MAX)
     parts: tuple[VersionPart, ...] = Field((), max_length=0)
     options: dict[str, str] = Field({}, max_length=0)
+    merged: tuple[VersionPart, ...] = Field((), max_length=0)
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

@@ -75,8 +75,9 @@ class ModelUpload:
     """An upload while its bytes arrive. Use with `async with`: leaving the block without `publish` removes all files.
 
     `config`, `options` for its import, `url`, from which it comes, `owner` of a new model, `admit`, which refuses a
-    version by its bytes, `take`, which refuses the models of an importer, and `reusable`, which says whether a version
-    may stand for an upload of the same bytes, may be replaced until `publish`. Entering the block raises Failure:
+    version by its bytes, `take`, which refuses the models of an importer, `gather`, which puts beside a checked upload
+    what one model is made of, and `reusable`, which says whether a version may stand for an upload of the same bytes,
+    may be replaced until `publish`. Entering the block raises Failure:
     INVALID (bad model name or version number), CONFLICT (the version exists, and its digest is not the expected one).
 
     Args:
@@ -103,6 +104,7 @@ class ModelUpload:
         self.owner = ""
         self.admit: Callable[[int], None] = lambda _: None
         self.take: Callable[[Importer], None] = lambda _: None
+        self.gather: Callable[[CheckedModel], bool] = lambda _: False
         self.reusable: Callable[[Manifest], bool] = lambda _: True
         self._digest = _plain(digest)
         self._seen: Collection[int] = ()  # versions that were looked at and are not this upload
@@ -173,6 +175,8 @@ class ModelUpload:
             await on_state(State.CHECKING)
             checked = await self._check()
         checked = accept(checked) or checked
+        if await to_end_in_storage_thread(self.gather, checked):
+            checked = await self._as_one(checked)
         return await to_end_in_storage_thread(self._publish, checked, actual, activate)
 
     def _reuse(self, digest: str, activate: bool, accept: Callable[[], object]) -> Manifest | None:
@@ -322,6 +326,23 @@ class ModelUpload:
         notes = (*outcome.notes, *map(one_line, notes))
         return await to_end_in_storage_thread(_with_sources, self.folder(), checked, converted, notes)
 
+    async def _as_one(self, checked: CheckedModel) -> CheckedModel:
+        """Return the one model that the check makes of a composed upload, or `checked`, with a note on why not."""
+        facts = {"importer": "", "producer": "", "rtol": 0, "atol": 0, "samples": ()}
+        upload = Converted(served=checked.sources[0], source_format=checked.source_format, **facts)
+        try:
+            async with check_slot():
+                one = await check(self._task().model_copy(update={"imported": upload}), self._settings.check_s_max)
+            if one.signature != checked.signature:
+                raise invalid("one model would have another signature")
+        except Failure as failure:
+            if failure.code is not Code.INVALID or not (self.folder() / checked.served).exists():
+                raise
+            return checked.model_copy(
+                update={"notes": (*checked.notes, one_line(f"Its steps stay apart: {failure.message}"))}
+            )
+        return one.model_copy(update={"sources": checked.sources, "merged": checked.parts})
+
     def _task(self) -> CheckTask:
         return CheckTask(
             folder=self.folder(),
@@ -411,6 +432,7 @@ class ModelUpload:
             triton=self._triton,
             parts=checked.parts,
             options=checked.options,
+            merged=checked.merged,
         )
 
 

@@ -297,6 +297,7 @@ class Manifest(BaseModel):
         triton: Triton model configuration of the version, in JSON form; empty: none.
         parts: versions that a composed version runs, one for each step: gateways run it, and no worker loads it.
         options: of the load of its own file (workers/backends/base.py), beside those of the worker.
+        merged: versions that it was made of at its upload, one for each step; it needs them no longer.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -324,6 +325,7 @@ class Manifest(BaseModel):
     triton: dict[str, Any] = {}
     parts: tuple[VersionPart, ...] = ()
     options: dict[str, str] = {}
+    merged: tuple[VersionPart, ...] = ()
 
     @cached_property
     def answered(self) -> Signature:

@@ -7,14 +7,16 @@ The parts are pinned: a version that is activated later changes no graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from millstream.gateway.access.principal import require
+from millstream.gateway.catalog.parts import part_view
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot
 from millstream.gateway.scheduling.composed import ComposedParts
-from millstream.plugins.graphs.document import Graph, Step
+from millstream.plugins.graphs.document import STEPS, Graph, Step
 from millstream.plugins.graphs.ensemble import check_models, read_ensemble
 from millstream.plugins.graphs.forms import read_graph
 from millstream.plugins.graphs.gateway.run import GraphRunner
@@ -24,10 +26,12 @@ from millstream.plugins.graphs.structure import Structure
 from millstream.services.access.scopes import Need
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.report import CheckedModel
+from millstream.services.model.formats import ONNX
 from millstream.services.model.manifest import Batching, Manifest, ModelConfig, VersionPart
 from millstream.services.model.signature import Signature
 
 DEPTH_MAX = 4  # of graphs within graphs
+FILE_BYTES_MAX = (1 << 31) - 1  # of one ONNX file
 STEPS_MAX = 256  # of a graph, with those of the graphs in it
 
 
@@ -50,6 +54,8 @@ class GraphComposer:
         if config.batching is not None and not graph.ensemble:
             graph = graph.model_copy(update={"batching": config.batching})
         parts = tuple(_pinned(name, step, snapshot, graph.ensemble) for name, step in graph.steps.items())
+        for part in parts if graph.merge else ():
+            require(Need.WRITE, part.model)  # the new version has a copy of the model
         manifests = [snapshot.models[part.model].versions[part.version].manifest for part in parts]
         _check_depth(model, manifests, snapshot.models)
         if graph.ensemble:
@@ -70,6 +76,37 @@ class GraphComposer:
             }
         )
 
+    def gather(
+        self, folder: Path, checked: CheckedModel, snapshot: Snapshot, folder_of: Callable[[str, int], Path]
+    ) -> bool:
+        """Put the models of the steps beside a graph that is to be merged; False: it is not. Blocking.
+
+        Raises Failure: INVALID (a step is no model that can be merged), UNAVAILABLE (it was removed meanwhile).
+        """
+        graph = read_graph(folder / checked.served)
+        if not graph.merge:
+            return False
+        (folder / STEPS).mkdir()
+        size_bytes = 0
+        for part in checked.parts:
+            view = part_view(part, snapshot.models)
+            if view is None:
+                raise Failure(Code.UNAVAILABLE, f"{part.label} was removed: send the graph again", retry_after_s=1)
+            manifest = view.manifest
+            if why := _not_merged(manifest):
+                raise invalid(f"merge: {part.label} {why}")
+            size_bytes += next((file.size_bytes for file in manifest.files if file.path == manifest.served), 0)
+            if size_bytes > FILE_BYTES_MAX:
+                raise invalid("merge: the models of the steps take more than the 2 GiB that one ONNX file may have")
+            source = folder_of(part.model, part.version) / manifest.served
+            try:
+                shutil.copyfile(
+                    source, folder / STEPS / f"{part.step}.onnx"
+                )  # no link: the check may write to its folder
+            except OSError as error:
+                raise Failure(Code.UNAVAILABLE, f"{part.label}: {error.strerror}", retry_after_s=1) from error
+        return True
+
     def check(self, config: Mapping[str, Any]) -> None:
         """Raise Failure(INVALID) for an ensemble that is wrong whatever models it runs."""
         Structure(read_ensemble(config))
@@ -81,6 +118,15 @@ class GraphComposer:
 
 
 COMPOSER = GraphComposer()
+
+
+def _not_merged(manifest: Manifest) -> str:
+    """Return why a version cannot be merged with others; empty: it can."""
+    if manifest.source_format != ONNX:
+        return f"is no ONNX model ({manifest.source_format})"
+    if manifest.signature.reshaped or manifest.config.classes is not None:
+        return "has shapes or labels that its configuration makes, not the model"
+    return ""
 
 
 def _pinned(name: str, step: Step, snapshot: Snapshot, ensemble: Mapping[str, Any]) -> VersionPart:

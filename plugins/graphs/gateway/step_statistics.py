@@ -17,6 +17,7 @@ from millstream.plugins.graphs.ensemble import read_ensemble
 from millstream.plugins.graphs.forms import FORMAT, read_graph
 from millstream.plugins.graphs.inference_graph import resolved
 from millstream.services.errors import Code, Failure
+from millstream.services.ingest.importers import SOURCE
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.record import Totals
 from millstream.services.metrics.registry import Counter, Histogram, MetricsRegistry, quantile
@@ -72,13 +73,14 @@ def graph_of(deps: Deps, manifest: Manifest) -> dict[str, Any]:
 
     An ensemble of Triton that is served in place has its document in its configuration.
     """
-    if manifest.source_format != FORMAT:
+    if manifest.source_format != FORMAT and not manifest.merged:
         return {}
     known = measured(deps.registry.totals(), manifest)
-    steps = [VersionStep.model_validate(part) for part in manifest.parts]
+    steps = [VersionStep.model_validate(part) for part in (*manifest.parts, *manifest.merged)]
     found: dict[str, Any] = {"steps": [one.model_copy(update={"measured": known.get(one.step)}) for one in steps]}
-    path = deps.repository.local_path(manifest.model, manifest.version) / manifest.served
-    with suppress(Failure, OSError):  # it was removed, or damaged
+    folder = deps.repository.local_path(manifest.model, manifest.version)
+    with suppress(Failure, OSError, StopIteration):  # it was removed, or damaged
+        path = next((folder / SOURCE).iterdir()) if manifest.merged else folder / manifest.served
         graph = read_ensemble(manifest.triton) if manifest.triton else read_graph(path)
         views = [part_view(part, deps.catalog.snapshot.models) for part in manifest.parts]
         known_views = [view for view in views if view is not None]
