@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from millstream.gateway.access.principal import CALLER
@@ -19,7 +20,7 @@ from millstream.gateway.connection.infer_handler import EXCHANGE, Exchange
 from millstream.gateway.observing.finished import RUNS_MAX, TICKETS, server_timing
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
 from millstream.gateway.scheduling.model_route import ModelRoute
-from millstream.gateway.scheduling.request import FORM, FORM_HEADER, Request, bill, served_by
+from millstream.gateway.scheduling.request import FORM, FORM_HEADER, Request, bill, said_of, served_by
 from millstream.gateway.tensors.examples import BodyWriter
 from millstream.gateway.tensors.input_plans import Inputs
 from millstream.gateway.tensors.inputs import InputTensor
@@ -36,6 +37,8 @@ class RequestOptions(NamedTuple):
     timeout_s: float | None = None  # None: the version's own timeout
     priority: int = 0  # as in Request
     outputs: Sequence[int] | None = None  # as Request.wanted
+    id: str = ""  # of the caller
+    parameters: Mapping[str, Any] = MappingProxyType({})  # custom ones
 
 
 DEFAULT_OPTIONS = RequestOptions()
@@ -46,6 +49,11 @@ class _Call(Request, Generic[T]):
     permit: ReplyPermit | None
     answered: asyncio.Future[T]
     outputs: Sequence[int] | None
+    options: RequestOptions
+
+    @property
+    def said(self) -> dict[str, Any]:
+        return said_of(self.options.id, self.options.timeout_s, self.options.parameters)
 
     @property
     def wanted(self) -> Sequence[int] | None:
@@ -161,6 +169,7 @@ class Caller:
         request.request_id = REQUEST_ID.get().encode()
         request.read = read
         request.outputs = options.outputs
+        request.options = options
         request.permit = permit or PERMIT.get()
         principal = CALLER.get()
         if principal is not None:

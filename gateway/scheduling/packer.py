@@ -12,7 +12,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+import orjson
 
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import ABSENT
@@ -63,8 +65,11 @@ class Packer:
         segments: SegmentPool | None,
         tensor_bytes_min: int,
         labelled: LabelledOutputs | None = None,
+        *,
+        tells: bool = False,
     ) -> None:
         self._signature = signature
+        self._tells = tells
         self._labelled = labelled
         self._segments = segments
         self._tensor_bytes_min = tensor_bytes_min
@@ -130,8 +135,18 @@ class Packer:
         if inline_bytes > INLINE_BYTES_MAX:
             blob_name, blob, tensors = name, b"".join(tensors), []
         until = [skew + request.deadline * 1000 if deadlines else math.inf for request in requests]
-        header = BatchHeader(name, replies, redis_ms, rows, until, inputs, slots, blob_name, not requests[0].counted)
+        probe = not requests[0].counted
+        header = BatchHeader(name, replies, redis_ms, rows, until, inputs, slots, blob_name, probe)
+        if self._tells and not probe:
+            header = msgspec.structs.replace(header, told=[self._told(request) for request in requests])
         return Packed(encode_batch(header, tensors, self.batch_format), blob, slices, segment_bytes)
+
+    def _told(self, request: Request) -> bytes:
+        """Return what the model is told of a request."""
+        said = request.said
+        if request.wanted is not None:
+            said["outputs"] = [self._signature.outputs[index].name for index in request.wanted]
+        return orjson.dumps(said) if said else b"{}"
 
     def _allocate(self, size_bytes: int) -> ShmSlice | None:
         if size_bytes < self._tensor_bytes_min or not self.same_host or self._segments is None:

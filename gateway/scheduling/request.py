@@ -6,9 +6,9 @@ The permit travels with the request as `permit_bytes` and is released exactly on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
 
 from millstream.gateway.access.principal import LIMITED, KeyCounters, Principal
 from millstream.gateway.observing.finished import BatchTiming
@@ -73,6 +73,11 @@ class Request:
         return ""
 
     @property
+    def said(self) -> dict[str, Any]:
+        """What the caller said beside the tensors, for models that are told it: `id`, `timeout` in us, `parameters`."""
+        return {}
+
+    @property
     def wanted(self) -> Sequence[int] | None:
         """The outputs that the reply needs, by index; None: all but those that are only answered on request."""
         return None
@@ -82,6 +87,12 @@ def served_by(request: Request) -> bytes:
     """Return the value of FORM_HEADER: the compiled form that answered, with its version and pool."""
     lane = request.lane
     return f"{request.form}; version={lane.manifest.version}; pool={lane.pool}".encode()
+
+
+def said_of(request_id: str, timeout_s: float | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what models are told of a request, without what is not set (Request.said)."""
+    said = {"id": request_id, "timeout": round((timeout_s or 0.0) * 1e6), "parameters": dict(parameters)}
+    return {key: value for key, value in said.items() if value}
 
 
 def bill(request: Request, principal: Principal) -> None:
@@ -266,3 +277,7 @@ class Part(Request):
         self.level, self.answer_by = whole.level, whole.answer_by
         self.wait_until = min(whole.answer_by, now + whole.wait_until - whole.arrival)
         self.permit_bytes = sum([tensor.size_bytes for tensor in inputs])  # bounds the bytes of its batch
+
+    @property
+    def said(self) -> dict[str, Any]:
+        return self.split.whole.said

@@ -253,7 +253,13 @@ class Router:
 
     def _open(self, manifest: Manifest, context: PoolContext, route: ModelRoute) -> Lane:
         log.debug("lane opened: %s, pool %s", manifest.content_id, context.pool)
-        packer = Packer(manifest.signature, self._shared.segments, SHM_TENSOR_BYTES_MIN, route.extensions.labelled)
+        packer = Packer(
+            manifest.signature,
+            self._shared.segments,
+            SHM_TENSOR_BYTES_MIN,
+            route.extensions.labelled,
+            tells=manifest.is_told,
+        )
         # Among many models most are idle: their series are created when they are called.
         lazy = len(self._lanes.routes) >= self._settings.metrics_models_max
         metrics = LaneMetrics(self._registry, manifest, context.pool, lazy=lazy)

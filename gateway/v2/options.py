@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from millstream.gateway.tensors.inputs import InputTensor
@@ -21,6 +23,10 @@ ID_CHARACTERS_MAX = 4096
 
 SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 SCALARS = (str, int, float, bool, type(None))
+PARAMETERS_MAX, CHARACTERS_MAX = 256, 64 << 10  # custom ones of a request, which may go to a worker with it
+Scalar = str | int | float | bool
+NO_PARAMETERS: Mapping[str, Scalar] = MappingProxyType({})
+_SERVED = frozenset({"binary_data_output", "timeout", "priority", *SEQUENCE_PARAMETERS})
 
 
 class Options(NamedTuple):
@@ -34,6 +40,7 @@ class Options(NamedTuple):
     priority: int = 0  # 0: default; 1: highest; larger numbers come later
     output_options: dict[int, OutputOption] | None = None  # by index, for outputs that are not sent as plain tensors
     shared_memory_bytes: int = 0  # size of the inputs that were in shared memory
+    parameters: Mapping[str, Scalar] = NO_PARAMETERS  # custom ones, for models that are told them
 
 
 class InferCall(NamedTuple):
@@ -64,10 +71,13 @@ def read_options(
             raise invalid("Unable to parse 'id': the string is not valid Unicode") from None
     parameters = document.get("parameters")
     binary_default, timeout_s, priority = (False, None, 0) if parameters is None else read_parameters(parameters)
+    custom = NO_PARAMETERS if parameters is None else custom_parameters(parameters)
     requested = document.get("outputs")
     output_options: dict[int, OutputOption] = {}
     wanted = None if requested is None else _read_outputs(requested, outputs, model, extensions, output_options)
-    return Options(rows, request_id, wanted, binary_default, timeout_s, priority, output_options or None)
+    return Options(
+        rows, request_id, wanted, binary_default, timeout_s, priority, output_options or None, parameters=custom
+    )
 
 
 def read_parameters(value: object) -> tuple[bool, float | None, int]:
@@ -95,6 +105,17 @@ def read_parameters(value: object) -> tuple[bool, float | None, int]:
         elif type(parameter) not in SCALARS:
             raise invalid(f"parameter '{excerpt(key)}' must be a string, a number or a boolean")
     return binary_default, timeout_us / 1e6 if timeout_us else None, priority
+
+
+def custom_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Scalar]:
+    """Return the parameters of a checked request that only models understand; those that are null are absent.
+
+    Raises Failure(INVALID).
+    """
+    custom = {key: value for key, value in parameters.items() if key not in _SERVED and value is not None}
+    if len(custom) > PARAMETERS_MAX or sum(len(str(part)) for item in custom.items() for part in item) > CHARACTERS_MAX:
+        raise invalid(f"a request has at most {PARAMETERS_MAX} parameters of {CHARACTERS_MAX} characters together")
+    return custom
 
 
 def _read_outputs(

@@ -28,7 +28,7 @@ from millstream.gateway.connection.infer_handler import HttpReply, ReplyHeaders,
 from millstream.gateway.http.compression import choose_encoding, compress
 from millstream.gateway.observing.finished import server_timing
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
-from millstream.gateway.scheduling.request import FORM_HEADER, Request, served_by
+from millstream.gateway.scheduling.request import FORM_HEADER, Request, said_of, served_by
 from millstream.gateway.tensors.output_options import Extensions, OutputOption
 from millstream.gateway.tensors.outputs import (
     PIECE_ELEMENTS,
@@ -255,6 +255,11 @@ class RestRequest(Request):
     @property
     def id(self) -> str:
         return self.options.id
+
+    @property
+    def said(self) -> dict[str, Any]:
+        options = self.options
+        return said_of(options.id, options.timeout_s, options.parameters)
 
     @property
     def wanted(self) -> list[int] | None:

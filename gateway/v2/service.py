@@ -139,7 +139,7 @@ class InferService:
                 return self._defer(_Deferred(model, version, headers, body, done, request_id, principal, trace))
             call = self._decode_for(principal, route, body, header_bytes)
             inputs, options = call
-            rows, _, _, _, timeout_s, priority, _, shared_memory_bytes = options
+            rows, _, _, _, timeout_s, priority, _, shared_memory_bytes, _ = options
             timeout_s = route.timeout_s if timeout_s is None else min(timeout_s, self._timeout_s_max)
             now = time.monotonic()
             request = RestRequest(inputs, rows, priority, now, now + timeout_s, route.responder)

@@ -19,6 +19,7 @@ from millstream.plugins.children.confined import INVALID, MEMORY, TERMINATED
 from millstream.plugins.children.message_channel import Message, TensorData
 from millstream.plugins.children.process import EndedError, InstanceProcess, RunError
 from millstream.services.errors import Code, Failure
+from millstream.services.model.datatypes import BYTES, NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.process.printable import printable
 from millstream.services.process.process_memory import memory_use
@@ -145,6 +146,8 @@ class RequestsInstance(ChildInstance):
     """An instance whose process answers each request of a run by itself. Failures have its own words alone."""
 
     takes_requests = True
+    on_metrics: Callable[[Any], None] = staticmethod(lambda _: None)
+    on_close: Callable[[], None] = staticmethod(lambda: None)
 
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
         [answer] = self.run_requests(inputs, [RunRequest(_rows_of(inputs))])
@@ -158,23 +161,33 @@ class RequestsInstance(ChildInstance):
         """Run the requests whose rows are behind each other in `inputs`. Raises Failure: none has an answer."""
         with self._exchange():
             message, lend = self._run(inputs, requests=[one.rows_and_told() for one in requests])
-            answers = list(self._answers(message, len(requests), copy=not lend))
+            answers = list(self._answers(message, requests, copy=not lend))
+            self.on_metrics(message.header.get("metrics", ()))
             if lend:
                 self._lent.note([array for one in answers if isinstance(one, list) for array in one], message.ends)
             return answers
 
-    def _answers(self, message: Message, count: int, *, copy: bool) -> Iterator[list[Array] | Failure]:
+    def _answers(
+        self, message: Message, requests: Sequence[RunRequest], *, copy: bool
+    ) -> Iterator[list[Array] | Failure]:
         """Yield the answer of each request. Raises ValueError if there are others than asked for."""
         told, tensors = message.header.get("answers"), iter(message.tensors)
-        if not isinstance(told, list) or len(told) != count:
-            raise ValueError(f"there are no answers of {count} requests")
-        for one in told:
+        if not isinstance(told, list) or len(told) != len(requests):
+            raise ValueError(f"there are no answers of {len(requests)} requests")
+        for one, request in zip(told, requests, strict=True):
             if "error" in one:
                 code, text = one["error"]
                 yield Failure(Code(code), printable(str(text)))
                 continue
             try:
-                yield self._arrays([next(tensors) for _ in range(one["tensors"])], copy=copy)
+                given = {tensor.name: tensor for tensor in [next(tensors) for _ in range(one["tensors"])]}
+                wanted = request.told.get("outputs")
+                yield [
+                    _output(given, spec, copy=copy)
+                    if spec.name in given or wanted is None or spec.name in wanted
+                    else _unwanted(spec, request.rows if self._rows else None)
+                    for spec in self._outputs
+                ]
             except StopIteration:
                 raise ValueError("a tensor is missing") from None
             except ValueError as error:
@@ -185,6 +198,13 @@ class RequestsInstance(ChildInstance):
 
     def close(self) -> None:
         self._child.close(FINALIZE_S)
+        self.on_close()
+
+
+def _unwanted(spec: TensorSpec, rows: int | None) -> Array:
+    """Return something in the place of an output that a request does not want, and its model did not make."""
+    shape = [max(dim, 0) for dim in spec.shape] if rows is None else [rows, *(max(dim, 0) for dim in spec.shape[1:])]
+    return np.full(shape, b"", object) if spec.datatype == BYTES else np.zeros(shape, NUMPY[spec.datatype])
 
 
 def _rows_of(inputs: Mapping[str, Array]) -> int:

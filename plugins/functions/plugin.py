@@ -5,6 +5,7 @@ from millstream.services.plugin.plugin import Backend, Format, Plugin
 PLUGIN = Plugin(
     name="functions",
     extras={"functions": ("uv",)},
+    metrics_page=("millstream.plugins.functions.model_metrics:metrics_page",),
     backends=(Backend(name="python", factory="millstream.plugins.functions.worker:Python", beside=True),),
     formats=(
         Format(

@@ -20,6 +20,7 @@ from millstream.plugins.functions.document import (
     triton_program_of,
 )
 from millstream.plugins.functions.function_packages import python_of, python_of_text
+from millstream.plugins.functions.model_metrics import MetricsFile
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.services.settings import read_settings
@@ -93,7 +94,11 @@ class Python(CpuBackend):
             str(json.loads(config)["name"]),
             _runs_in(python, threads),
         )
-        return RequestsInstance(partial(self._children.start, program), self.title, signature, stop)
+        instance = RequestsInstance(partial(self._children.start, program), self.title, signature, stop)
+        metrics = MetricsFile(home)
+        instance.on_metrics, instance.on_close = metrics.write, metrics.remove
+        instance.on_metrics(instance.said.get("metrics", ()))
+        return instance
 
 
 def _runs_in(python: str, threads: int) -> RunsIn:

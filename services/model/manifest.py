@@ -327,6 +327,11 @@ class Manifest(BaseModel):
     options: dict[str, str] = {}
     merged: tuple[VersionPart, ...] = ()
 
+    @property
+    def is_told(self) -> bool:
+        """Whether its runs are told what callers say of requests beside their tensors: it is code with options."""
+        return bool(self.options)
+
     @cached_property
     def answered(self) -> Signature:
         """The signature that callers see; `signature` is the model's."""

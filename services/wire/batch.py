@@ -88,6 +88,7 @@ class BatchHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
     blob: str  # name of the key with the inline tensors if they are too large for a script; "": they follow
     probe: bool = False  # a readiness probe of the gateway itself
     reply_formats: tuple[int, ...] = REPLY_FORMATS  # reply formats that the gateway reads
+    told: list[bytes] = []  # per request, JSON of what its caller said beside the tensors; []: the model is not told
 
 
 class ReplyOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):

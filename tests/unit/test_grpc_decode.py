@@ -183,7 +183,7 @@ def test_terms():
     built.parameters["mine"].double_param = 0.5
     built.parameters["sequence_id"].int64_param = 0
     built.parameters["triton_enable_empty_final_response"].bool_param = True
-    assert ONE.decode(built).options == RequestOptions(1.5, 2)
+    assert ONE.decode(built).options == RequestOptions(1.5, 2, parameters={"mine": 0.5})
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ fault, and does not change the sizes of other requests.
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -331,7 +332,7 @@ def _bisect(
     `known` is the error of the run of all of them; None: nothing ran yet, and with `alone` each is to run alone.
     """
     requests = [(i, position) for i, lease in enumerate(live) for position in lease.live_requests]
-    told = [RunRequest(live[i].header.rows[position]) for i, position in requests]
+    told = [_request(live[i], position) for i, position in requests]
     rows = list(accumulate((one.rows for one in told), initial=0))
     pieces: dict[int, list[list[Array]]] = {i: [] for i in range(len(live))}
     left = [(k, k + 1) for k in reversed(range(len(requests)))] if alone else [(0, len(requests))]
@@ -352,6 +353,12 @@ def _bisect(
             middle = (low + high) // 2
             left += [(middle, high), (low, middle)]
     return {i: _join(live[i], parts) for i, parts in pieces.items()}
+
+
+def _request(lease: Lease, position: int) -> RunRequest:
+    header = lease.header
+    told = json.loads(header.told[position]) if position < len(header.told) else {}
+    return RunRequest(header.rows[position], told)
 
 
 def _take(lease: Lease, position: int, pieces: list[list[Array]], answer: list[Array] | RequestError) -> None:

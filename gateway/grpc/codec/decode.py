@@ -19,7 +19,13 @@ from millstream.gateway.tensors.inputs import Extent, InputPlan, InputTensor
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.named_columns import columns_given, from_columns, plans_of_columns
 from millstream.gateway.tensors.output_options import Extensions, OutputOption
-from millstream.gateway.v2.options import ID_CHARACTERS_MAX, read_output_option, read_parameters, read_span
+from millstream.gateway.v2.options import (
+    ID_CHARACTERS_MAX,
+    custom_parameters,
+    read_output_option,
+    read_parameters,
+    read_span,
+)
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES, NUMPY, encode_elements
 
@@ -104,7 +110,10 @@ def read_request_options(parameters: Mapping[str, Any]) -> RequestOptions:
     values = scalars(parameters)
     values.pop("triton_enable_empty_final_response", None)  # each request of a stream has one reply, which is the last
     _, timeout_s, priority = read_parameters(values)
-    return RequestOptions(timeout_s, priority) if timeout_s or priority else DEFAULT_OPTIONS
+    custom = custom_parameters(values)
+    if timeout_s or priority or custom:
+        return RequestOptions(timeout_s, priority, parameters=custom)
+    return DEFAULT_OPTIONS
 
 
 class GrpcCall(NamedTuple):

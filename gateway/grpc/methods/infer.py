@@ -23,7 +23,7 @@ from millstream.gateway.grpc.codec.decode import FIELDS, GrpcCall, GrpcDecoder
 from millstream.gateway.grpc.codec.encode import GrpcEncoder
 from millstream.gateway.grpc.codec.envelopes import Envelopes, MessageEnvelope, inputs_of
 from millstream.gateway.grpc.codec.messages import PACKED, Messages, parse_infer, set_compression
-from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
+from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import Filled, Sample, Target, json_text, python_text, raw_element, samples
 from millstream.gateway.tensors.input_plans import InputPlans
@@ -145,7 +145,9 @@ class InferCalls:
         inputs, rows, options, outputs, request_id, output_options, shared_memory_bytes, _ = call
         if remaining_s is not None:
             timeout_s = route.timeout_s if options.timeout_s is None else options.timeout_s
-            options = RequestOptions(min(timeout_s, remaining_s), options.priority)
+            options = options._replace(timeout_s=min(timeout_s, remaining_s))
+        if request_id:
+            options = options._replace(id=request_id)
         if outputs is not None:
             options = options._replace(outputs=outputs)
         read = partial(

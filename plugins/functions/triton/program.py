@@ -51,7 +51,7 @@ def load(task: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         if task["complete"]:
             return {"config": _completed(kind, task["config"])}, lambda message: message
         model = _Model(kind, task, path)
-    return {}, model
+    return {"metrics": model_metrics.snapshot()}, model
 
 
 def _imported(path: Path) -> Any:

@@ -72,6 +72,40 @@ def _send(self, sender, x):
     elif x[0, 0] == 2:
         sender.send(answer(x + 2))
 """
+TOLD = """
+def execute(self, requests):
+    responses = []
+    for request in requests:
+        names = request.requested_output_names()
+        said = json.loads(request.parameters() or "{}")
+        text = json.dumps([request.request_id(), request.timeout(), said, sorted(names)]).encode()
+        made = [pb_utils.Tensor(name, np.array([[text]], dtype=np.object_)) for name in names]
+        responses.append(pb_utils.InferenceResponse(made))
+    return responses
+"""
+TOLD_CONFIG = """
+backend: "python"
+max_batch_size: 8
+input [{ name: "x" data_type: TYPE_FP32 dims: [ 2 ] }]
+output [{ name: "y" data_type: TYPE_STRING dims: [ 1 ] }, { name: "z" data_type: TYPE_STRING dims: [ -1 ] }]
+"""
+COUNTING = """
+def initialize(self, args):
+    family = pb_utils.MetricFamily("seen_rows", "rows that came", pb_utils.MetricFamily.COUNTER)
+    sizes = pb_utils.MetricFamily("seen_sizes", "their sizes", pb_utils.MetricFamily.HISTOGRAM)
+    self.rows = family.Metric(labels={"of": 'a "quoted" name'})
+    self.sizes = sizes.Metric(labels={}, buckets=[1, 2.5])
+    self.families = family, sizes
+
+def execute(self, requests):
+    for request in requests:
+        self.rows.increment(len(x_of(request)))
+        self.sizes.observe(len(x_of(request)))
+    try:
+        self.rows.increment(-1)
+    except pb_utils.TritonModelException:
+        return [answer(x_of(request)) for request in requests]
+"""
 ODD = """
 def execute(self, requests):
     kind = int(x_of(requests[0])[0, 0])
@@ -101,7 +135,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder, "life", LIFE, config=False)
     write_model(folder, "counts", COUNTS, more=BATCH)
     write_model(folder, "sends", SENDS)
+    write_model(folder, "counting", COUNTING)
     write_model(folder, "odd", ODD)
+    write_model(folder, "told", TOLD)
+    (folder / "told" / "config.pbtxt").write_text(TOLD_CONFIG)
     write_model(folder, "later", "async " + DOUBLE.strip(), datatype="INT64", dims="-1", rows=0)
     write_model(folder, "fails", 'def initialize(self, args):\n    raise ValueError("not today")\n' + DOUBLE)
     write_model(folder, "decoupled", DOUBLE, more="model_transaction_policy { decoupled: true }")
@@ -229,3 +266,28 @@ def test_an_archive_with_a_model_that_fails_is_refused(repository: Path, stack: 
     reply = stack.http.post("/admin/v1/models/none/versions", content=made.getvalue())
     assert reply.status_code == 400
     assert "model.py has no class TritonPythonModel" in reply.text
+
+
+def test_a_model_is_told_what_the_caller_said(stack: Stack, client: Any) -> None:
+    said = {"mine": "text", "number": 3, "flag": True}
+    wanted = [triton_http.InferRequestedOutput("y")]
+    options: dict[str, Any] = {"request_id": "r-1", "timeout": 5_000_000, "outputs": wanted}
+    [[text]] = ask(client, "told", parameters=said, **options).tolist()
+    assert json.loads(text) == ["r-1", 5_000_000, said, ["y"]]
+    with triton_grpc.InferenceServerClient(stack.grpc) as grpc:
+        options = {"request_id": "r-2", "outputs": [triton_grpc.InferRequestedOutput("y")]}
+        [[text]] = ask(grpc, "told", X, triton_grpc, parameters=said, **options).tolist()
+        assert json.loads(text) == ["r-2", 0, said, ["y"]]
+        [[text]] = ask(grpc, "told", X, triton_grpc).tolist()
+        assert json.loads(text) == ["", 0, {}, ["y", "z"]]
+
+
+def test_metrics_of_a_model_are_on_the_page(stack: Stack, client: Any) -> None:
+    for rows in (1, 2, 3):
+        ask(client, "counting", np.repeat(X, rows, 0))
+    page = stack.http.get("/metrics").text
+    assert "# HELP seen_rows rows that came\n# TYPE seen_rows counter\n" in page
+    assert r'seen_rows{of="a \"quoted\" name"} 6' in page
+    assert 'seen_sizes_bucket{le="2.5"} 2\nseen_sizes_bucket{le="+Inf"} 3\nseen_sizes_sum 6\nseen_sizes_count 3' in page
+    client.unload_model("counting")
+    wait_until(lambda: "seen_rows" not in stack.http.get("/metrics").text)
