@@ -86,7 +86,7 @@ def _completed(
     from millstream.plugins.functions.trial import started_timer
 
     with TemporaryDirectory(prefix="millstream-lock-") as made:
-        name = lock(Path(made), path, settings.home, settings.import_s_max, _NEEDED)
+        name = lock(Path(made), path, settings.home, settings.import_s_max, needed=_NEEDED)
         locked = (Path(made) / name).read_text() if name else ""
     python = python_of_text(locked, path.parent, settings.home, settings.import_s_max)
     program = triton_program_of(

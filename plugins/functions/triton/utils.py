@@ -10,7 +10,7 @@ import enum
 import json
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -363,12 +363,10 @@ class InferenceRequest:
         return ResponseSender(self._answer)
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Call the model, and return its answer, which may be an error."""
-        return _calls().call(self, decoupled)
+        raise _refused_call(f"exec of '{self._model}'")
 
     async def async_exec(self, decoupled: bool = False) -> Any:
-        """Call the model without blocking the event loop."""
-        return await _calls().call_async(self, decoupled)
+        raise _refused_call(f"async_exec of '{self._model}'")
 
 
 class Answer:
@@ -485,31 +483,11 @@ class Logger:
         Logger.log(message, _LogLevel.VERBOSE)
 
 
-class ModelCalls:
-    """Calls of other models, which `execute` alone may make (program.py sets what makes them)."""
-
-    def call(self, request: InferenceRequest, decoupled: bool) -> Any:
-        raise NotImplementedError
-
-    async def call_async(self, request: InferenceRequest, decoupled: bool) -> Any:
-        raise NotImplementedError
-
-    def is_ready(self, model_name: str, model_version: str) -> bool:
-        raise NotImplementedError
-
-
-_CALLS: list[ModelCalls] = []
-
-
-def set_calls(calls: ModelCalls | None) -> None:
-    """Have calls made by `calls`; None: no call may be made now."""
-    _CALLS[:] = [] if calls is None else [calls]
-
-
-def _calls() -> ModelCalls:
-    if not _CALLS:
-        raise TritonModelException("BLS is only supported during the 'execute' function.")
-    return _CALLS[0]
+def _refused_call(what: str) -> TritonModelException:
+    return TritonModelException(
+        f"{what}: calls of other models from a model (BLS) are not served; connect the models by an ensemble, or by a "
+        "graph, whose steps may have conditions"
+    )
 
 
 def load_model(model_name: str, config: str = "", files: Any = None) -> None:  # noqa: ARG001
@@ -522,23 +500,5 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:  # n
     raise TritonModelException(f"unload_model of '{model_name}' is not served: models are unloaded by their operator")
 
 
-def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Return whether a model answers calls now."""
-    _check(model_name, str, "model_name")
-    return _calls().is_ready(model_name, str(model_version))
-
-
-class ResponseIterator:
-    """The answers of a call: here always one."""
-
-    def __init__(self, response: InferenceResponse) -> None:
-        self._responses = iter((response,))
-
-    def __iter__(self) -> Iterator[InferenceResponse]:
-        return self._responses
-
-    def __next__(self) -> InferenceResponse:
-        return next(self._responses)
-
-    def cancel(self) -> None:
-        """Do nothing: the answer is there."""
+def is_model_ready(model_name: str, model_version: str = "") -> bool:  # noqa: ARG001
+    raise _refused_call(f"is_model_ready of '{model_name}'")

@@ -106,6 +106,33 @@ def execute(self, requests):
     except pb_utils.TritonModelException:
         return [answer(x_of(request)) for request in requests]
 """
+CALLS = """
+def execute(self, requests):
+    tensors = [pb_utils.Tensor("x", x_of(requests[0]))]
+    called = pb_utils.InferenceRequest(model_name="double", requested_output_names=["y"], inputs=tensors)
+    return [called.exec()]
+"""
+CRASHES = """
+def execute(self, requests):
+    if x_of(requests[0])[0, 0] == 7:
+        import os
+        os.abort()
+    return [answer(x_of(request)) for request in requests]
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input [{ name: "in" data_type: TYPE_FP32 dims: [ 2 ] }]
+output [{ name: "out" data_type: TYPE_FP32 dims: [ 2 ] }]
+ensemble_scheduling {
+  step [
+    { model_name: "double" model_version: -1
+      input_map { key: "x" value: "in" } output_map { key: "y" value: "doubled" } },
+    { model_name: "double" model_version: -1
+      input_map { key: "x" value: "doubled" } output_map { key: "y" value: "out" } }
+  ]
+}
+"""
 ODD = """
 def execute(self, requests):
     kind = int(x_of(requests[0])[0, 0])
@@ -136,6 +163,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder, "counts", COUNTS, more=BATCH)
     write_model(folder, "sends", SENDS)
     write_model(folder, "counting", COUNTING)
+    write_model(folder, "packages", "import orjson, millstream\n" + DOUBLE)
+    write_model(folder, "calls", CALLS)
+    write_model(folder, "crashes", CRASHES)
+    (folder / "both" / "1").mkdir(parents=True)
+    (folder / "both" / "config.pbtxt").write_text(ENSEMBLE)
     write_model(folder, "odd", ODD)
     write_model(folder, "told", TOLD)
     (folder / "told" / "config.pbtxt").write_text(TOLD_CONFIG)
@@ -291,3 +323,26 @@ def test_metrics_of_a_model_are_on_the_page(stack: Stack, client: Any) -> None:
     assert 'seen_sizes_bucket{le="2.5"} 2\nseen_sizes_bucket{le="+Inf"} 3\nseen_sizes_sum 6\nseen_sizes_count 3' in page
     client.unload_model("counting")
     wait_until(lambda: "seen_rows" not in stack.http.get("/metrics").text)
+
+
+def test_a_model_has_the_packages_of_the_server_unless_it_declares_its_own(client: Any) -> None:
+    assert ask(client, "packages").tolist() == [[2, 4]]
+
+
+def test_an_ensemble_runs_them_as_any_step(client: Any) -> None:
+    tensor = triton_http.InferInput("in", X.shape, "FP32")
+    tensor.set_data_from_numpy(X)
+    assert client.infer("both", [tensor]).as_numpy("out").tolist() == [[4, 8]]
+
+
+def test_a_call_of_another_model_is_refused_with_what_to_do(client: Any) -> None:
+    with pytest.raises(InferenceServerException, match=r"exec of 'double': calls .* \(BLS\) are not served; connect"):
+        ask(client, "calls")
+
+
+def test_a_crash_fails_its_request_alone(client: Any) -> None:
+    with pytest.raises(InferenceServerException, match="its process was ended by SIGABRT"):
+        ask(client, "crashes", np.full((1, 2), 7, np.float32))
+    wait_until(lambda: client.is_model_ready("crashes"))
+    assert ask(client, "crashes").tolist() == [[1, 2]]
+    assert ask(client, "double").tolist() == [[2, 4]]
