@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -13,13 +15,13 @@ import numpy as np
 
 from tests.bench import servers
 from tests.bench.errors import LoadError
-from tests.bench.load import Load, json_payload, measure
+from tests.bench.load import Load, Payload, json_payload, measure
 from tests.bench.result import Figure, Result
 from tests.bench.rounds import Say, Turn, measured, medians, ratio, turns_of
 from tests.bench.servers import ROOT
 from tests.kit import models
 
-CONNECTIONS = (1, 64)
+ONE, MANY = 1, 64  # connections
 CALLS = 2  # of models, which the graph is in place of
 _COLUMNS = 64
 _LONG_COLUMNS = 128  # of models.slow
@@ -40,7 +42,7 @@ def graph_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
 
 
 def _short(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
-    """Measure a row of 64 floats through two models of one operator, and through one of them."""
+    """Measure a row of 64 floats through two models of one operator, as a graph and by calls of each."""
     payload = json_payload(folder, "x", np.round(np.random.default_rng(5).standard_normal(_COLUMNS), 4))
     graph = folder / "graph.yaml"
     graph.write_text(_GRAPH)
@@ -53,9 +55,9 @@ def _short(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
     served["merged"].write_text(f"merge: true\n{_GRAPH}")
     with servers.millstream(folder, "graphs", served) as server:
         turns = [
-            Turn(name, number, partial(measure, server, f"/v2/models/{model}/infer", payload, number, seconds))
-            for number in CONNECTIONS
-            for name, model in (("one model", "double"), ("a graph of two steps", "graph"), ("merged", "merged"))
+            Turn(name, number, partial(_measured, server, names, payload, number, seconds))
+            for number, calls in ((ONE, ["double"]), (MANY, ["double", "triple"]))
+            for name, names in (("calls", calls), ("a graph of two steps", ["graph"]), ("merged", ["merged"]))
         ]
         found = turns_of(turns, rounds, say)
     one, both, merged, one_of_many, both_of_many, merged_of_many = found
@@ -68,6 +70,16 @@ def _short(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
         ),
         measured(turns, found),
     )
+
+
+def _measured(server: servers.Server, names: Sequence[str], payload: Payload, connections: int, seconds: int) -> Load:
+    """Return a load on several models at once, each with its share of the connections."""
+    with ThreadPoolExecutor() as pool:
+        share = connections // len(names)
+        found = list(pool.map(lambda name: measure(server, f"/v2/models/{name}/infer", payload, share, seconds), names))
+    # Each has the processor time of all for its own requests alone.
+    cpu_us = 1 / sum(1 / max(load.cpu_us, 1) for load in found)
+    return replace(medians(found), rate=sum(load.rate for load in found), cpu_us=cpu_us)
 
 
 def _figure(name: str, graph: Sequence[Load], model: Sequence[Load], what: str) -> Figure:

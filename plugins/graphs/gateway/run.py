@@ -9,9 +9,9 @@ Everything happens in calls of the event loop, without tasks: a step's answer su
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import cast
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -74,6 +74,29 @@ class _StepResponder:
 _RESPONDER = _StepResponder()
 
 
+class Needs(NamedTuple):
+    """What a request needs for the outputs that it wants.
+
+    Args:
+        outputs: by index.
+        steps: that have to run, or to be skipped.
+        uses: how many of these need a slot.
+        answers: slots that an output may come from.
+    """
+
+    outputs: Sequence[int]
+    steps: frozenset[int]
+    uses: Mapping[int, int]
+    answers: frozenset[int]
+
+    @classmethod
+    def of(cls, plan: GraphPlan, outputs: Sequence[int]) -> Needs:
+        """Return what outputs of a plan need."""
+        steps = plan.needed(outputs)
+        uses = Counter(slot for number in steps for slot in set(plan.steps[number].slots()))
+        return cls(outputs, steps, uses, frozenset(slot for index in outputs for slot in plan.outputs[index]))
+
+
 class GraphRunner:
     """Runs the requests of one graph. The plan is made when its parts are first there."""
 
@@ -81,6 +104,7 @@ class GraphRunner:
         self.made = made
         self._graph = graph
         self._plan: GraphPlan | None = None
+        self._needs_all: Needs | None = None
         self.counts = StepCounts(made.registry, made.manifest)
 
     def run(self, request: Request, lane: ComposedLane) -> GraphRun:
@@ -94,6 +118,14 @@ class GraphRunner:
             signatures = [self.route(part.content_id, part.label).lane.manifest.answered for part in parts]
             self._plan = GraphPlan(Structure(resolved(self._graph, signatures)), parts, signatures)
         return self._plan
+
+    def needs(self, plan: GraphPlan, wanted: Sequence[int] | None) -> Needs:
+        """Return what a request needs that wants these outputs; None: all."""
+        if wanted is not None:
+            return Needs.of(plan, tuple(dict.fromkeys(wanted)))
+        if self._needs_all is None:
+            self._needs_all = Needs.of(plan, range(len(plan.outputs)))
+        return self._needs_all
 
     def route(self, content_id: str, label: str) -> ModelRoute:
         """Return the route of a part. Raises Failure(UNAVAILABLE)."""
@@ -134,17 +166,12 @@ class GraphRun:
 
     def __init__(self, runner: GraphRunner, plan: GraphPlan, whole: Request, lane: ComposedLane) -> None:
         self._runner, self._plan, self.whole, self._lane = runner, plan, whole, lane
-        wanted = whole.wanted
-        specs = lane.manifest.signature.outputs
-        self._wanted = range(len(specs)) if wanted is None else tuple(dict.fromkeys(wanted))
-        self._left = set(plan.needed(self._wanted))  # steps that neither began nor were skipped
+        needs = runner.needs(plan, whole.wanted)
+        self._wanted, self._answers = needs.outputs, needs.answers
+        self._left = set(needs.steps)  # those that neither began nor were skipped
         self._active: set[StepRequest] = set()
         self._values: dict[int, HeldTensor] = {slot: held(tensor) for slot, tensor in enumerate(whole.inputs)}
-        self._uses: dict[int, int] = {}
-        for number in self._left:
-            for slot in set(plan.steps[number].slots()):
-                self._uses[slot] = self._uses.get(slot, 0) + 1
-        self._answers = {slot for index in self._wanted for slot in plan.outputs[index]}
+        self._uses = dict(needs.uses)
         self._draws: dict[str, float] = {}
         self._later_s = runner.later_s(plan, whole.rows)
         self._observed = runner.made.records_steps()
@@ -330,19 +357,23 @@ class GraphRun:
 
     def _answer_if_complete(self) -> bool:
         """Answer the request if all outputs that it wants are there. Steps that still run are withdrawn."""
-        reply = [
-            OutputTensor(spec.datatype, (0,), nothing(spec.datatype)) for spec in self._lane.manifest.signature.outputs
-        ]
+        chosen: dict[int, HeldTensor] = {}
         for index in self._wanted:
             for slot in self._plan.outputs[index]:
                 value = self._values.get(slot)
                 if value is None:
                     return False
                 if value is not SKIPPED:
-                    reply[index] = self._answered(index, value)
+                    chosen[index] = value
                     break
             else:
                 return False
+        reply = [
+            self._answered(index, chosen[index])
+            if index in chosen
+            else OutputTensor(spec.datatype, (0,), nothing(spec.datatype))
+            for index, spec in enumerate(self._lane.manifest.signature.outputs)
+        ]
         self._end()
         self._lane.answer(self.whole, reply)
         return True
