@@ -30,6 +30,7 @@ from millstream.workers.backends.engine_parts import CheckedInputs, check_not_en
 UNLIMITED_BYTES = 1 << 46
 #: answers behind each other in the shared memory, all in use; further ones are copied
 LENT_ANSWERS_MAX = 3
+TEXT_CHARACTERS_MAX = 1000  # of the error of one request
 #: for an instance that is unloaded to end by itself
 FINALIZE_S = 1.0
 
@@ -177,7 +178,7 @@ class RequestsInstance(ChildInstance):
         for one, request in zip(told, requests, strict=True):
             if "error" in one:
                 code, text = one["error"]
-                yield Failure(Code(code), printable(str(text)))
+                yield Failure(Code(code), printable(str(text)[:TEXT_CHARACTERS_MAX]))
                 continue
             try:
                 given = {tensor.name: tensor for tensor in [next(tensors) for _ in range(one["tensors"])]}

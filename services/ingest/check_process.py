@@ -38,6 +38,7 @@ from millstream.services.ingest.report import (
     Rejection,
     printed,
 )
+from millstream.services.model.formats import formats
 from millstream.services.model.manifest import ROWS_MAX_DEFAULT
 from millstream.services.process.audit import caller
 from millstream.services.process.caller_slots import CallerSlots
@@ -195,7 +196,16 @@ def _outcome(ended: Ended, task: CheckTask, seconds_max: float) -> CheckedModel 
         raise Failure(Code.INTERNAL, message) from None
     if isinstance(outcome, Rejection):
         raise Failure(outcome.code, outcome.message)
+    if isinstance(outcome, CheckedModel) and _importers_alone_make(outcome, task):
+        raise Failure(Code.INTERNAL, f"the model check reports {outcome.source_format}, which it was not given")
     return outcome
+
+
+def _importers_alone_make(outcome: CheckedModel, task: CheckTask) -> bool:
+    """Whether a check reports a format, such as code, that no upload is of and no importer has made of this one."""
+    of = formats().get(outcome.source_format)
+    made = "" if task.imported is None else task.imported.source_format
+    return of is not None and not of.file and made != outcome.source_format
 
 
 def _too_slow(seconds_max: float) -> Failure:

@@ -63,6 +63,8 @@ TOO_MUCH: dict[str, Callable[[dict[str, Any]], object]] = {
     "a long producer": lambda r: r.update(producer="p" * 5000),
     "a long name": lambda r: r["signature"]["inputs"][0].update(name="n" * 5000),
     "a long shape": lambda r: r["signature"]["inputs"][0].update(shape=[1] * 5000),
+    "code that no importer made": lambda r: r.update(source_format="python"),
+    "options of a load": lambda r: r.update(options={"configuration": "{}"}),
     "too many tensors": lambda r: r["signature"].update(inputs=r["signature"]["inputs"] * 5000),
 }
 

@@ -104,10 +104,16 @@ class _Model:
         answers = [utils.Answer(lambda: False) for _ in requests]
         for request, answer in zip(requests, answers, strict=True):
             request._answer = answer
+        failed = ""
         try:
-            with located(self._folder, f"Failed to process the request(s) for model '{self._name}_0_0', message: "):
-                self._execute(requests, answers)
-            return self._answered(requests, answers)
+            try:
+                with located(self._folder, f"Failed to process the request(s) for model '{self._name}_0_0', message: "):
+                    self._execute(requests, answers)
+            except ModelError as error:
+                if not any(answer.sent for answer in answers):
+                    raise
+                failed = str(error)  # of the others: what a sender sent stands
+            return self._answered(requests, answers, failed)
         finally:
             for answer in answers:
                 answer.close()
@@ -175,12 +181,16 @@ class _Model:
         finally:
             future.cancel()
 
-    def _answered(self, requests: Sequence[utils.InferenceRequest], answers: Sequence[utils.Answer]) -> Message:
+    def _answered(
+        self, requests: Sequence[utils.InferenceRequest], answers: Sequence[utils.Answer], failed: str
+    ) -> Message:
         told: list[dict[str, Any]] = []
         tensors: list[TensorData] = []
         for request, answer in zip(requests, answers, strict=True):
-            response = answer.wait()
             try:
+                response = answer.sent if failed else answer.wait()
+                if failed and response is None:
+                    raise _AnswerError(failed)
                 made = self._tensors(request, response)
             except _AnswerError as error:
                 told.append({"error": [error.code, str(error)]})

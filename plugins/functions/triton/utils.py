@@ -379,6 +379,11 @@ class Answer:
         self._response: InferenceResponse | None = None
         self._closed = False
 
+    @property
+    def sent(self) -> InferenceResponse | None:
+        """The response, if it was sent."""
+        return self._response
+
     def opened(self) -> None:
         with self._changed:
             self._senders += 1

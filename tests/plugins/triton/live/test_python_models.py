@@ -69,8 +69,10 @@ def _send(self, sender, x):
         sender.send(answer(x + 1), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
     if x[0, 0] == 1:
         threading.Thread(target=later).start()
-    elif x[0, 0] == 2:
+    elif x[0, 0] in (2, 4):
         sender.send(answer(x + 2))
+    if x[0, 0] == 4:
+        raise RuntimeError("after it was sent")
 """
 TOLD = """
 def execute(self, requests):
@@ -133,6 +135,11 @@ ensemble_scheduling {
   ]
 }
 """
+TENSORS = {
+    "max_batch_size": 8,
+    "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [2]}],
+    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2]}],
+}
 ODD = """
 def execute(self, requests):
     kind = int(x_of(requests[0])[0, 0])
@@ -243,6 +250,7 @@ def test_requests_that_share_a_run_stay_requests_and_one_may_fail(stack: Stack) 
 def test_a_response_may_come_from_a_sender(client: Any) -> None:
     assert ask(client, "sends", np.array([[1, 0]], np.float32)).tolist() == [[2, 1]], "after execute returned"
     assert ask(client, "sends", np.array([[2, 0]], np.float32)).tolist() == [[4, 2]]
+    assert ask(client, "sends", np.array([[4, 0]], np.float32)).tolist() == [[6, 2]], "what was sent stands"
     with pytest.raises(InferenceServerException, match="the model gave no response to the request"):
         ask(client, "sends", np.array([[3, 0]], np.float32))
 
@@ -346,3 +354,21 @@ def test_a_crash_fails_its_request_alone(client: Any) -> None:
     wait_until(lambda: client.is_model_ready("crashes"))
     assert ask(client, "crashes").tolist() == [[1, 2]]
     assert ask(client, "double").tolist() == [[2, 4]]
+
+
+def test_files_of_a_load_are_code_only_with_the_right_to_it(repository: Path, tmp_path: Path) -> None:
+    with (
+        running_stack(tmp_path / "stack") as stack,
+        triton_http.InferenceServerClient(f"127.0.0.1:{stack.port}") as own,
+    ):
+        files = {"file:1/model.py": (repository / "double" / "1" / "model.py").read_bytes()}
+        config = json.dumps({"backend": "python", **TENSORS})
+
+        def load(name: str, *scopes: str) -> None:
+            made = stack.http.post("/admin/v1/keys", json={"name": name, "scopes": scopes}).raise_for_status().json()
+            headers = {"Authorization": f"Bearer {made['key']}"}
+            own.load_model(name, headers=headers, config=config, files=files)
+
+        with pytest.raises(InferenceServerException, match="lacks the scope 'models:code'"):
+            load("writer", "models:write")
+        load("coder", "models:write", "models:code")
