@@ -32,6 +32,9 @@ BOOT = (
 FILE_BYTES_MAX = 4 << 30  # of each file that it writes, the shared memory of its answers included
 _ENDLESS_S = 1 << 40  # of processor time: a run has limits of its own
 _TEXT_CHARACTERS_MAX = 1000
+#: what libraries say of calls that the sandbox denies, and of names that therefore cannot be looked up
+_OF_OUTSIDE = ("[Errno 1] Operation not permitted", "name resolution", "Name or service not known")
+_OUTSIDE = ": what it calls is denied here, as functions have no network and start no other process"
 
 #: kinds of errors: the caller's, the model's, no memory, the run was ended
 INVALID, MODEL, MEMORY, TERMINATED = "invalid", "model", "memory", "terminated"
@@ -160,4 +163,5 @@ def located(folder: Path, prefix: str = "") -> Iterator[None]:
         if isinstance(error, SystemExit):
             raise ModelError(f"{prefix}it called exit({error.code!r}){where}") from error
         text = f": {error}" if str(error) else ""
-        raise ModelError(f"{prefix}{type(error).__name__}{text}{where}") from error
+        hint = _OUTSIDE if any(one in text for one in _OF_OUTSIDE) else ""
+        raise ModelError(f"{prefix}{type(error).__name__}{text}{where}{hint}") from error

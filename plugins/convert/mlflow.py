@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from glob import escape
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from millstream.plugins.convert.base import Imported, Importer, path_below
 from millstream.plugins.convert.held import import_onnx, importer_of
 from millstream.services.errors import invalid
-from millstream.services.ingest.external_data import weights_of
 from millstream.services.ingest.importers import ImportOptions, Members, Source
 from millstream.services.ingest.layout import find_onnx
 from millstream.services.model.manifest import ColumnCategories
@@ -36,10 +34,6 @@ _FLAVOURS: Mapping[str, tuple[str, ...]] = {
     "transformers": ("model_binary",),
 }
 #: types of columns in which MLflow's server refuses a null: pandas would make floats of them
-#: files and folders that the document names, beside the pipeline's parts
-_KEYS = "|".join({key for keys in _FLAVOURS.values() for key in keys})
-_NAMED = re.compile(rf"""(?m)^\s+(?:{_KEYS}):[ \t]*["']?(\w[^"'\n]*?)["']?[ \t]*$""")
-_COMPONENTS = ("components/**/*",)
 _WITHOUT_NULL = frozenset({"integer", "long", "boolean"})
 
 
@@ -56,13 +50,8 @@ class MlflowImporter(Importer):
         return source.path.is_dir() and (source.path / DOCUMENT).is_file()
 
     def members(self, folder: Path) -> Members:
-        """Return the document and all that it names: models, and components of pipelines. It is not parsed as YAML."""
-        text = _text(folder / DOCUMENT)
-        named = sorted({name for name in _NAMED.findall(text) if ".." not in PurePosixPath(name).parts})
-        onnx = [folder / name for name in named if name.endswith(".onnx") and (folder / name).is_file()]
-        beside = [(path.parent / weights).relative_to(folder) for path in onnx for weights in weights_of(path)]
-        names = [escape(str(name)) for name in (*named, *beside)]
-        return Members([DOCUMENT, *_COMPONENTS, *names, *(f"{name}/**/*" for name in names)])
+        """Return all files: the model's code and its requirements are needed where MLflow itself serves it."""
+        return Members(["**/*"])
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         document = _read(source.path / DOCUMENT)

@@ -7,7 +7,6 @@ Source: pytorch/serve, model-archiver/README.md ("Artifact Details").
 from __future__ import annotations
 
 from collections.abc import Mapping
-from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -33,8 +32,7 @@ class TorchServeImporter(Importer):
 
     def members(self, folder: Path) -> Members:
         """Return all files: a handler may read each."""
-        names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-        return Members([escape(name) for name in names])
+        return Members(["**/*"])
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         manifest = _manifest((source.path / MANIFEST).read_bytes()[: DOCUMENT_BYTES_MAX + 1])

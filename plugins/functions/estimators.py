@@ -127,11 +127,11 @@ def _answers(model: Any, taken: _Taken) -> list[tuple[_Answer, Any]]:
         found.append(_Answer("variable", model.transform))
     if document:  # no row can be made up
         return [(one, list[Any]) for one in found]
-    results = [(one, _dense(one.of(taken.arguments(taken.trial(2))))) for one in found]
-    return [(one, _hint(one.name, result, varies=taken.varies)) for one, result in results]
+    results = [(one, dense(one.of(taken.arguments(taken.trial(2))))) for one in found]
+    return [(one, hint_of(one.name, result, varies=taken.varies)) for one, result in results]
 
 
-def _dense(result: Any) -> Any:
+def dense(result: Any) -> Any:
     """Return an array of what an estimator answers: sparse matrices and tables, too."""
     import numpy as np
 
@@ -142,7 +142,8 @@ def _dense(result: Any) -> Any:
     return result.to_numpy() if hasattr(result, "to_numpy") else np.asarray(result)
 
 
-def _hint(name: str, result: Any, *, varies: bool) -> Any:
+def hint_of(name: str, result: Any, *, varies: bool) -> Any:
+    """Return the hint of what was answered for two rows; `varies`: so do its sizes. Raises ModelError."""
     import numpy as np
 
     if result.ndim == 0 or len(result) != 2:
@@ -159,10 +160,10 @@ def _function(taken: _Taken, answers: Sequence[tuple[_Answer, Any]]) -> Callable
     import numpy as np
 
     def plain(result: Any, hint: Any) -> Any:
-        dense = _dense(result)
+        found = dense(result)
         if hint == list[Any]:
-            return dense.tolist()
-        return dense.astype(str).tolist() if dense.dtype.kind in "OUS" else np.asarray(dense)
+            return found.tolist()
+        return found.astype(str).tolist() if found.dtype.kind in "OUS" else np.asarray(found)
 
     def predict(input: Any) -> Any:  # noqa: A002 - the name of the input
         argument = taken.arguments(input)

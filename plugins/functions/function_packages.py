@@ -15,8 +15,10 @@ import re
 import shutil
 import sys
 import sysconfig
+import time
 import tomllib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,6 +37,9 @@ _SCRIPT = re.compile(r"^# /// script[ \t]*\n(?P<content>(?:#(?: .*)?\n)+?)# ///[
 #: a name with extras, versions and a marker: no paths and addresses, which would reach what only the server reaches
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\s*\[[A-Za-z0-9._, -]*\])?\s*([<>=!~][^;@#]*)?(;.*)?")
 _HASH = re.compile(r"\s+--hash=sha256:[0-9a-f]{64}|\s*\\$|\s+#.*$")
+_COMPLETE = "complete"  # in an environment that was built; its time is that of the last load with it
+#: an environment that no version has any more is removed after this time without a load
+UNUSED_S = 7 * 86_400.0
 _BYTES_MAX, _MEMORY_BYTES_MAX = 20 << 30, 4 << 30
 _DOCUMENT_BYTES_MAX = 4 << 20
 _SHOWN_LINES = 6
@@ -140,7 +145,8 @@ def python_of(folder: Path, lock_name: str, wheels: Path, home: Path, seconds_ma
     python = environment / "bin" / "python"
     with (environment.parent / f"{environment.name}.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # another load may build it
-        if python.exists() and (environment / "complete").exists():
+        if python.exists() and (environment / _COMPLETE).exists():
+            (environment / _COMPLETE).touch()  # its last use
             return str(python)
         shutil.rmtree(environment, ignore_errors=True)
         reads, writes = (folder, wheels), (environment.parent,)
@@ -148,8 +154,41 @@ def python_of(folder: Path, lock_name: str, wheels: Path, home: Path, seconds_ma
         arguments = ["pip", "sync", "--python", str(python), "--only-binary", ":all:", "--require-hashes"]
         said = _run([*arguments, *_index(wheels), str(locked)], home, reads, writes, seconds_max)
         (environment / BUILD_LOG).write_bytes(said.replace(str(environment).encode(), environment.name.encode()))
-        (environment / "complete").touch()
+        (environment / _COMPLETE).touch()
+    remove_unused(home, time.time())  # noqa: TID251 - compared with times of files
     return str(python)
+
+
+def remove_unused(home: Path, now_s: float) -> list[str]:
+    """Remove environments that no version has, no process runs in, and none was loaded with for UNUSED_S; their names.
+
+    Those that are being built are locked, and stay. `now_s`: since the epoch, as times of files.
+    """
+    folder = home / ENVIRONMENTS
+    old = [one.parent for one in folder.glob(f"*/{_COMPLETE}") if one.stat().st_mtime < now_s - UNUSED_S]
+    if not old:
+        return []
+    locks = [one for one in (home / "repository").rglob(Path(LOCK).name) if one.parent.name == Path(LOCK).parent.name]
+    kept = {key_of(one.read_bytes()) for one in locks}
+    removed = []
+    for environment in old:
+        with (folder / f"{environment.name}.lock").open("w") as held, suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if environment.name not in kept and not _runs(environment):
+                (environment / _COMPLETE).unlink()
+                shutil.rmtree(environment, ignore_errors=True)
+                removed.append(environment.name)
+    return removed
+
+
+def _runs(environment: Path) -> bool:
+    """Return whether a process of this machine was started with the interpreter of an environment."""
+    begins = f"{environment}/".encode()
+    for one in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if one.read_bytes().startswith(begins):
+                return True
+    return False
 
 
 def python_of_text(lock_text: str, wheels: Path, home: Path, seconds_max: float) -> str:

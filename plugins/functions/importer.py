@@ -11,6 +11,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from millstream.services.ingest.file_kind import FileKind, FileKinds
 from millstream.services.ingest.importers import Importer, ImportOptions, Members, Source
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _SUFFIX = ".py"
 #: the file to serve of a folder
 _MAIN = "service.py"
 _CACHE = "__pycache__"
+_IMPORT = re.compile(rb"^(?:import|from)[ \t]+\w", re.MULTILINE)
 _DEFINITION = re.compile(rb"^(?:async[ \t]+def|def|class)[ \t]", re.MULTILINE)
 
 
@@ -51,6 +53,24 @@ class FunctionImporter(Importer):
         elif path.suffix != _SUFFIX:  # an upload of one file has no name
             path = path.rename(path.with_name(_MAIN))
         return await tried(folder, Tried(path), settings)
+
+
+def _without_function(head: bytes, size: int | None) -> FileKind | None:
+    """Return what a file is that imports modules and defines nothing that can be served."""
+    if b"\0" in head or _DEFINITION.search(head) or not _IMPORT.search(head) or (size or 0) > len(head):
+        return None
+    try:
+        ast.parse(head)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+    return FileKind(
+        "a file of Python without a function",
+        "a Python model is a function with type hints, def predict(text: str) -> str: …, or a class with such a method",
+    )
+
+
+#: for what is no model, though it is Python
+KINDS = FileKinds(recognise=_without_function)
 
 
 def _is_python(path: Path) -> bool:

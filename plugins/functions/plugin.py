@@ -26,10 +26,12 @@ PLUGIN = Plugin(
             file="model.py",
         ),
     ),
+    file_kinds=("millstream.plugins.functions.importer:KINDS",),
     importers=(
         "millstream.plugins.functions.importer:FunctionImporter",
         "millstream.plugins.functions.stand_ins:HandlerStandIn",
         "millstream.plugins.functions.stand_ins:PickleStandIn",
+        "millstream.plugins.functions.stand_ins:PyfuncStandIn",
     ),
     http=("millstream.plugins.functions.gateway.function_page:ADAPTER",),
     model_section=("millstream.plugins.functions.gateway.function_page:function_of",),

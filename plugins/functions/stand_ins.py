@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _SCIKIT = "scikit-learn"
 _TORCH_SERVE, _MANIFEST = "TorchServe", "MAR-INF/MANIFEST.json"
+_MLFLOW, _MLMODEL = "MLflow", "MLmodel"
 _DOCUMENT_BYTES_MAX = 1 << 20
 #: handlers of TorchServe itself that torch_handlers provides, and that take requests of images
 _PROVIDED = frozenset({"image_classifier"})
@@ -89,6 +90,33 @@ class HandlerStandIn(Importer):
         requirements = check_requirements(_requirements(path, _archived(path)))
         manifest = path / _MANIFEST
         asked = Tried(manifest, "archive_handlers", _TORCH_SERVE, requirements, beneath=True)
+        return await tried(folder, asked, settings)
+
+
+class PyfuncStandIn(Importer):
+    """Serves folders of MLflow by MLflow."""
+
+    name = "MLflow's pyfunc"
+    runs_code = True
+    stands_in_for = frozenset({_MLFLOW})
+
+    def recognises(self, source: Source) -> bool:
+        return False
+
+    def stands_in(self, source: Source, options: ImportOptions) -> str | None:
+        document = source.path / _MLMODEL
+        with document.open("rb") as file:
+            if b"python_function:" not in file.read(_DOCUMENT_BYTES_MAX):
+                return None
+        return "" if options.allow_code else _ALLOW.format("MLflow")
+
+    async def run(self, folder: Path, recognised: Recognised, options: ImportOptions, settings: Settings) -> Converted:
+        from millstream.plugins.functions.function_packages import check_requirements
+        from millstream.plugins.functions.trial import Tried, tried
+
+        path = folder / recognised.path
+        requirements = check_requirements(_requirements(path, {"requirementsFile": "requirements.txt"}))
+        asked = Tried(path / _MLMODEL, "pyfunc_models", _MLFLOW, requirements, notes=(_WITHOUT_ONNX,))
         return await tried(folder, asked, settings)
 
 

@@ -53,6 +53,14 @@ def test_a_file_that_cannot_be_served_is_refused_with_the_reason(stack: Stack, t
     assert "No module named 'nothing_of_this_name' (service.py, line 1)" in str(refused.value)
 
 
+def test_python_without_a_function_says_what_a_model_of_python_is(stack: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "service.py"
+    path.write_text("import json\n\nprint(json.dumps({}))\n")
+    said = stack.http.post("/admin/v1/models/none/versions", content=path.read_bytes())
+    assert said.status_code == 400
+    assert "a Python model is a function with type hints, def predict(text: str) -> str: …" in said.json()["error"]
+
+
 def test_an_error_of_the_function_names_its_line_and_fails_its_request_alone(stack: Stack, tmp_path: Path) -> None:
     path = tmp_path / "service.py"
     path.write_text("def predict(number: int) -> int:\n    return 10 // number\n")

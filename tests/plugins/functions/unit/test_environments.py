@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import subprocess
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from millstream.plugins.functions.document import DOCUMENT, read_document
-from millstream.plugins.functions.function_packages import ENVIRONMENTS, LOCK, check_requirements, declared
+from millstream.plugins.functions.function_packages import (
+    ENVIRONMENTS,
+    LOCK,
+    UNUSED_S,
+    check_requirements,
+    declared,
+    key_of,
+    remove_unused,
+)
 from millstream.plugins.functions.trial import Tried, tried
 from millstream.plugins.functions.worker import Python
 from millstream.services.errors import Code, Failure
@@ -126,3 +137,31 @@ def test_a_block_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "service.py").write_text(f"# /// script\n# {content}\n# ///\n")
     with pytest.raises(Failure, match=r"service.py: "):
         declared(tmp_path / "service.py")
+
+
+def test_environments_that_nothing_uses_are_removed_after_a_week(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    folder = upload(tmp_path, "kept", {"service.py": SCRIPT + FUNCTION}, "1.0")
+    upload(tmp_path, "running", {"service.py": SCRIPT + FUNCTION}, "2.0")
+    upload(tmp_path, "building", {"service.py": SCRIPT + FUNCTION}, "3.0")
+    upload(tmp_path, "gone", {"service.py": SCRIPT + FUNCTION}, "4.0")
+    built = {one.name: one for one in environments(tmp_path)}
+    kept, running, building, gone = (
+        key_of((tmp_path / name / LOCK).read_bytes()) for name in ("kept", "running", "building", "gone")
+    )
+    assert built.keys() == {kept, running, building, gone}
+    folder.rename((home / "repository").resolve())
+    later = time.time() + UNUSED_S + 60
+    assert remove_unused(home, later - 120) == []
+    command = [str(built[running] / "bin" / "python"), "-c", "print(flush=True); input()"]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+        (home / ENVIRONMENTS / f"{building}.lock").open("w") as held,
+    ):
+        assert process.stdout is not None
+        process.stdout.readline()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert remove_unused(home, later) == [gone]
+        process.communicate(b"\n")
+    assert sorted(remove_unused(home, later)) == sorted([running, building])
+    assert [one.name for one in environments(tmp_path)] == [kept]

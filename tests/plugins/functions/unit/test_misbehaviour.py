@@ -107,6 +107,7 @@ def test_what_fails_fails_its_run_alone(processes: InstanceProcesses, tmp_path: 
     with pytest.raises(RunError) as failed:
         ask(child, "now")
     assert str(failed.value).startswith(why)
+    assert ("functions have no network" in str(failed.value)) == ("Errno 1]" in why)
     assert ask(child) == [b"a"]
 
 
