@@ -83,7 +83,7 @@ def _one_model(task: CheckTask, graph: Graph) -> CheckedModel:
     steps_s, whole_s = _seconds(lambda: steps.run(timed), lambda: whole.run([*timed.values()]))
     if whole_s > SLOWER_MAX * steps_s:
         raise invalid(f"a run of one model takes {1000 * whole_s:.3g} ms, and those of its steps {1000 * steps_s:.3g}")
-    batching = task.batching if graph.batching is None else graph.batching
+    batching = graph.batching if task.batching is None else task.batching  # as in the composer
     checked = inspect_onnx(task.model_copy(update={"imported": None, "batching": batching}), path)
     note = (
         f"One model of {len(files)} steps: its run took {1000 * whole_s:.3g} ms in the check, and theirs "

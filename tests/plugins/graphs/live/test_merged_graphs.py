@@ -43,6 +43,8 @@ def test_one_model_answers_what_its_steps_do_without_their_calls(stack: Stack) -
     assert [(step["step"], step["model"]) for step in document["steps"]] == [("a", "double"), ("b", "triple")]
     assert document["notes"][0].startswith("One model of 2 steps: its run took ")
     assert document["batching"]
+    alone = push_graph(stack, "rowless", chain("double", "triple"), config='{"batching": false}')
+    assert (alone["notes"][0].startswith("One model of 2 steps"), alone["batching"]) == (True, False)
     merged, apart = outputs(call(stack, "merged", X)), outputs(call(stack, "apart", X))
     assert list(merged) == list(apart) == ["y", "between"]
     for name in merged:
