@@ -83,6 +83,17 @@ class Warmup(BaseModel):
     inputs: dict[str, WarmupInput] = {}
 
 
+class Pooling(BaseModel):
+    """How an output (rows, tokens, dim) becomes one embedding for each row."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: Literal["mean", "cls", "last"] = Field(
+        "mean", description="Their mean without padding, the first one, or the last one that is no padding."
+    )
+    normalize: bool = Field(True, description="Whether embeddings are scaled to length 1.")
+
+
 class ModelConfig(BaseModel):
     """Configuration of a version (the `config` part of an upload). Every field has a default."""
 
@@ -131,6 +142,11 @@ class ModelConfig(BaseModel):
         {},
         max_length=PREPARED_MAX,
         description="Inputs that requests may give as encoded files, and how they are made.",
+    )
+
+    pooling: Pooling | None = Field(
+        None,
+        description="How embeddings are made of outputs; default: the mean of tokens, normalised, of such outputs.",
     )
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 ids ─> texts.token_inputs ─> input_ids, attention_mask, token_type_ids        output ─> pool ─> vectors, FP32
 An output of (rows, dim) is used unchanged. An output of (rows, tokens, dim) is averaged over the entry's tokens,
-without padding, and scaled to length 1.
+without padding, and scaled to length 1. The version's `config.pooling` says otherwise.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from millstream.gateway.tensors.prepared import PreparedPlans
 from millstream.plugins.prepare.gateway.text_plans import Array, padded_width, rows_padded_max, token_inputs
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES, FLOATS, encode_elements
+from millstream.services.model.manifest import Pooling
 from millstream.services.model.signature import Signature
 from millstream.services.model.usage import IDS, MASK, TYPES, takes_tokens
 
@@ -40,12 +41,14 @@ class Embedder(NamedTuple):
         output: index of the embeddings.
         text: whether its input takes texts, not token ids.
         padded_max: tokens up to which rows are padded to one of few lengths; 0: they are padded to the longest.
+        pooling: of the version's configuration; None: it has none.
     """
 
     plans: InputPlans
     output: int
     text: bool
     padded_max: int = 0
+    pooling: Pooling | None = None
 
     @property
     def prepared(self) -> PreparedPlans | None:
@@ -88,29 +91,31 @@ class Embedder(NamedTuple):
         """Return (entries, dim) in FP32. Raises Failure(INVALID) for an output of a shape that is no embedding."""
         output = outputs[self.output]
         array = as_numbers(output).astype(np.float32)
+        how = self.pooling
         if array.ndim == 3 and array.shape[:2] == mask.shape:
-            return unit(_mean(array, mask))
+            pooled = _pooled(array, mask, "mean" if how is None else how.tokens)
+            return unit(pooled) if how is None or how.normalize else pooled
         if array.ndim != 2 or len(array) != len(mask):
             raise invalid(f"the model's output has the shape {list(output.shape)}, which is no embedding of each entry")
-        return array
+        return unit(array) if how is not None and how.normalize else array
 
 
 def _ones(entries: Sequence[Any]) -> Array:
     return np.ones((len(entries), 1), np.int64)
 
 
-def embedder(plans: InputPlans, padded_max: int = 0) -> Embedder:
+def embedder(plans: InputPlans, padded_max: int = 0, pooling: Pooling | None = None) -> Embedder:
     """Return how the version of `plans` embeds. Raises Failure(INVALID) if it gives no embeddings.
 
-    `padded_max`: as of Embedder.
+    `padded_max`, `pooling`: as of Embedder.
     """
     output = _output(plans.model, plans.signature)
     only = next(iter(plans)) if len(plans) == 1 else None
     if only is not None and only.datatype == BYTES and len(only.shape) in {1, 2}:
-        return Embedder(plans, output, text=True)
+        return Embedder(plans, output, text=True, pooling=pooling)
     if not takes_tokens(plans.signature) and (plans.prepared is None or len(plans) != 1):
         raise _none(plans.model, f"it takes no {IDS} (with {MASK}, {TYPES}), no text and no image")
-    return Embedder(plans, output, text=False, padded_max=padded_max)
+    return Embedder(plans, output, False, padded_max, pooling)
 
 
 def _output(model: str, signature: Signature) -> int:
@@ -128,7 +133,13 @@ def _none(model: str, why: str) -> Failure:
     return invalid(f"model '{model}' gives no embeddings: {why}")
 
 
-def _mean(array: Array, mask: Array) -> Array:
+def _pooled(array: Array, mask: Array, tokens: str) -> Array:
+    """Return (rows, dim) of (rows, tokens, dim)."""
+    if tokens == "cls":
+        return array[:, 0]
+    if tokens == "last":
+        last: Array = array[np.arange(len(array)), mask.sum(axis=1) - 1]
+        return last
     weights = mask[:, :, None].astype(np.float32)
     mean: Array = (array * weights).sum(axis=1) / weights.sum(axis=1)
     return mean

@@ -128,8 +128,9 @@ class Embeddings:
 
 def embedder_of(route: ModelRoute) -> Embedder:
     """Return how a version embeds. Raises Failure(INVALID) if it gives no embeddings."""
-    imported = route.lane.manifest.imported
-    return embedder(route.plans, 0 if imported is None else imported.padded_max)
+    manifest = route.lane.manifest
+    padded_max = 0 if manifest.imported is None else manifest.imported.padded_max
+    return embedder(route.plans, padded_max, manifest.config.pooling)
 
 
 def embeddings_body(target: Target) -> Body | None:

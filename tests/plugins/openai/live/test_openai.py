@@ -33,6 +33,7 @@ def _served(shared_stack: Stack, folder: Path) -> None:
     push = shared_stack.push
     push("ai-tokens", models.embeddings(folder / "tokens.onnx"))
     push("ai-pooled", models.embeddings(folder / "pooled.onnx", pooled=True, types=True), config='{"rows_max": 2}')
+    push("ai-cls", folder / "tokens.onnx", config='{"pooling": {"tokens": "cls", "normalize": false}}')
     push("ai-mlp", models.mlp(folder / "mlp.onnx"))
 
 
@@ -53,6 +54,16 @@ def expected(path: Path, entries: list[list[int]], *, pooled: bool) -> np.ndarra
         mean = output if pooled else output.mean(axis=0)
         rows.append(mean if pooled else mean / np.linalg.norm(mean))
     return np.array(rows)
+
+
+def test_declared_pooling(client: openai.OpenAI, folder: Path) -> None:
+    answered = client.embeddings.create(model="ai-cls", input=ENTRIES)
+    session = onnxruntime.InferenceSession(folder / "tokens.onnx", providers=["CPUExecutionProvider"])
+    for ids, found in zip(ENTRIES, answered.data, strict=True):
+        given = np.array([ids], np.int64)
+        columns = {"input_ids": given, "attention_mask": np.ones_like(given)}
+        first = session.run(None, {one.name: columns[one.name] for one in session.get_inputs()})[0][0, 0]
+        assert np.allclose(found.embedding, first, atol=1e-5)
 
 
 @pytest.mark.parametrize("encoding", [None, "float", "base64"])

@@ -17,6 +17,7 @@ from millstream.plugins.compat.openai import embeddings, request
 from millstream.plugins.compat.openai.embedder import embedder, shortened, unit
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import decode_elements
+from millstream.services.model.manifest import Pooling
 from millstream.services.model.signature import Signature, TensorSpec
 
 
@@ -162,6 +163,20 @@ def test_pooling() -> None:
     assert shortened(plain, 1).tolist() == [[1.0], [0.0]]
     with pytest.raises(Failure, match="'dimensions' is 3"):
         shortened(plain, 3)
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [("mean", [2, 3]), ("cls", [1, 2]), ("last", [3, 4])])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_declared_pooling(tokens: Any, expected: list[float], normalize: bool) -> None:
+    pooling = Pooling(tokens=tokens, normalize=normalize)
+    how = embedder(plans([IDS], [spec("last_hidden_state", "FP32", -1, -1, 2)]), pooling=pooling)
+    array = np.array([[[1, 2], [3, 4], [9, 9]]], np.float32)
+    found = how.vectors([OutputTensor("FP32", array.shape, array)], np.array([[1, 1, 0]]))
+    assert np.allclose(found, np.array([expected]) / (np.linalg.norm(expected) if normalize else 1))
+    flat = embedder(plans([IDS], [POOLED]), pooling=pooling)
+    array = np.array([[3, 4]], np.float32)
+    found = flat.vectors([OutputTensor("FP32", array.shape, array)], np.array([[1]]))
+    assert found.tolist() == [[3, 4]] if not normalize else np.allclose(found, [[0.6, 0.8]])
 
 
 def vectors_with(monkeypatch: pytest.MonkeyPatch, places: int) -> list[float]:
