@@ -37,6 +37,7 @@ from tests.bench.result import Figure, Measured, Result
 from tests.bench.rounds import Say, medians, ratio
 from tests.bench.servers import ROOT
 from tests.bench.storm import measure_storm
+from tests.bench.texts import text_rows
 from tests.bench.waiting_line import measure_waits
 from tests.kit import models
 
@@ -406,6 +407,7 @@ def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
             graph_rows(folder, rounds, seconds, say),
             large_rows(folder, rounds, seconds, say, cores),
             image_rows(folder, rounds, seconds, say),
+            text_rows(folder, rounds, say),
             storm(folder, say),
             endless(folder, say),
             loads(folder, say),
