@@ -22,6 +22,8 @@ from millstream.plugins.children.confined import InputError, ModelError
 from millstream.plugins.children.message_channel import Buffer, decode_elements, encode_elements
 
 BYTES = "BYTES"
+#: of an image, before it is decoded
+PIXELS_MAX = 64 << 20
 #: numpy's names of the datatypes that arrays may have
 DATATYPES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
@@ -298,7 +300,14 @@ def _encode_bytes(values: Sequence[Any]) -> tuple[Buffer, tuple[int, ...]]:
 def _image(image: Any, data: bytes) -> Any:
     try:
         opened = image.open(io.BytesIO(data))
+        pixels = opened.width * opened.height
+        if pixels > PIXELS_MAX:
+            raise InputError(f"an image has {pixels} pixels: at most {PIXELS_MAX}")
         opened.load()
+    except (InputError, MemoryError):
+        raise
+    except image.UnidentifiedImageError as error:
+        raise InputError("an image cannot be read: it is of no known format") from error
     except Exception as error:
         raise InputError(f"an image cannot be read: {error}") from error
     return opened

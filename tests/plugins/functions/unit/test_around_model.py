@@ -76,9 +76,12 @@ def test_an_image_becomes_a_label_in_one_process(tmp_path: Path) -> None:
     with loaded(served) as instance:
         colours, shares = answers(instance, {"image": files})
         assert (colours[0], colours[2], shares[0]) == (b"red", b"blue", 1.0), "images of other sizes run alone"
-        with pytest.raises(Failure) as refused:
-            instance.run({"image": texts(b"no image")})
-        assert refused.value.code is Code.INVALID
+        bomb = picture("1", (9000, 9000), 0)
+        for file, why in ((b"no image", "it is of no known format"), (bomb, "81000000 pixels: at most 67108864")):
+            with pytest.raises(Failure) as refused:
+                instance.run({"image": texts(file)})
+            assert refused.value.code is Code.INVALID
+            assert why in refused.value.message
         assert answers(instance, {"image": files[:1]})[0] == [b"red"]
 
 
