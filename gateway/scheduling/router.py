@@ -270,9 +270,8 @@ class Router:
     async def _codec(self, manifest: Manifest, plans: InputPlans) -> Codec:
         """Return the codec of a version. A codec's failure refuses only its version, with the reason."""
         codec_of = self._codec_of
-        codec = (
-            await asyncio.to_thread(codec_of, manifest, plans) if manifest.config.labels else codec_of(manifest, plans)
-        )
+        reads = manifest.config.labels or any(part.labels for part in manifest.parts)
+        codec = await asyncio.to_thread(codec_of, manifest, plans) if reads else codec_of(manifest, plans)
         if codec.failure:
             self._unservable[manifest.content_id] = codec.failure
         return codec

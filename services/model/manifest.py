@@ -276,6 +276,16 @@ class ImportRecord(ImportFacts):
     samples: str | None = Field(None, max_length=1000)
 
 
+class BorrowedLabels(BaseModel):
+    """The file with the class names of an output of a composed version: that of the version which makes the output."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    version: int
+    file: SourceFile
+
+
 class VersionPart(BaseModel):
     """A version that a step of a composed version runs.
 
@@ -283,6 +293,7 @@ class VersionPart(BaseModel):
         step: the step's name.
         content_id: of the version when the composed one was uploaded; another one of its number does not stand for it.
         named: the upload named the version. Otherwise it was the one that served then.
+        labels: class names of outputs of the composed version that this step makes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -292,6 +303,7 @@ class VersionPart(BaseModel):
     version: int
     content_id: str
     named: bool = False
+    labels: dict[str, BorrowedLabels] = {}
 
     @property
     def label(self) -> str:
