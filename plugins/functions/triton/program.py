@@ -44,6 +44,7 @@ def load(task: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     path = Path(task["file"])
     asyncio.set_event_loop_policy(PipePolicy())
     sys.modules["triton_python_backend_utils"] = utils
+    sys.argv = [str(path)]  # what is there now is not the model's
     with located(path.parent):
         kind = getattr(_imported(path), _CLASS, None)
         if kind is None:

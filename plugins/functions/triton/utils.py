@@ -107,6 +107,12 @@ def _check(value: Any, kind: type | tuple[type, ...], what: str) -> None:
         raise TypeError(f"incompatible function arguments: {what} cannot be {type(value).__name__}")
 
 
+def _text(value: Any, what: str) -> str:
+    """Return a text that may be given as bytes, as to a function in C++. Raises TypeError."""
+    _check(value, (str, bytes), what)
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
 class TritonError:
     """An error of one response, with its code."""
 
@@ -114,9 +120,8 @@ class TritonError:
     UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = 4, 5, 6, 7
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
-        _check(message, str, "message")
         _check(code, int, "code")
-        self._message, self._code = message, code
+        self._message, self._code = _text(message, "message"), code
 
     def code(self) -> int:
         return self._code
@@ -149,7 +154,7 @@ class Tensor:
     """A named array. It is in memory of the CPU."""
 
     def __init__(self, name: str, numpy_array: Any) -> None:
-        _check(name, str, "name")
+        name = _text(name, "name")
         _check(numpy_array, np.ndarray, "numpy_array")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
@@ -286,18 +291,16 @@ class InferenceRequest:
         parameters: Any = None,
     ) -> None:
         for value, kind, what in (
-            (request_id, str, "request_id"),
             (correlation_id, (int, str), "correlation_id"),
             (inputs, list, "inputs"),
             (requested_output_names, list, "requested_output_names"),
-            (model_name, str, "model_name"),
             (model_version, int, "model_version"),
             (flags, int, "flags"),
             (timeout, int, "timeout"),
         ):
             _check(value, kind, what)
-        for name in requested_output_names:
-            _check(name, str, "requested_output_names")
+        request_id, model_name = _text(request_id, "request_id"), _text(model_name, "model_name")
+        requested_output_names = [_text(name, "requested_output_names") for name in requested_output_names]
         if any(one is None for one in inputs):
             raise TritonModelException(
                 f"Input tensor for request with id '{request_id}' and model name '{model_name}' should not be empty."
