@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import orjson
+
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.json_document import (
     excerpt,
@@ -23,7 +25,7 @@ ID_CHARACTERS_MAX = 4096
 
 SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 SCALARS = (str, int, float, bool, type(None))
-PARAMETERS_MAX, CHARACTERS_MAX = 256, 64 << 10  # custom ones of a request, which may go to a worker with it
+PARAMETERS_BYTES_MAX = 64 << 10  # custom ones of a request, as JSON, which may go to a worker with it
 Scalar = str | int | float | bool
 NO_PARAMETERS: Mapping[str, Scalar] = MappingProxyType({})
 _SERVED = frozenset({"binary_data_output", "timeout", "priority", *SEQUENCE_PARAMETERS})
@@ -113,9 +115,16 @@ def custom_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Scalar]:
     Raises Failure(INVALID).
     """
     custom = {key: value for key, value in parameters.items() if key not in _SERVED and value is not None}
-    if len(custom) > PARAMETERS_MAX or sum(len(str(part)) for item in custom.items() for part in item) > CHARACTERS_MAX:
-        raise invalid(f"a request has at most {PARAMETERS_MAX} parameters of {CHARACTERS_MAX} characters together")
+    if custom and len(_written(custom)) > PARAMETERS_BYTES_MAX:
+        raise invalid(f"the parameters of a request take more than {PARAMETERS_BYTES_MAX} bytes")
     return custom
+
+
+def _written(parameters: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(parameters)
+    except TypeError:  # a surrogate, or a number beyond 64 bits
+        raise invalid("a parameter is a text that is not valid Unicode, or a number beyond 64 bits") from None
 
 
 def _read_outputs(

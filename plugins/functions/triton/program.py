@@ -130,7 +130,7 @@ class _Model:
         bounds = list(pairwise(accumulate((one["rows"] for one in told), initial=0)))
         arrays = [(tensor.name, _array(tensor, copy=message.ends > 0)) for tensor in message.tensors]
         whole = len(told) == 1
-        return [
+        requests = [
             utils.InferenceRequest(
                 request_id=one.get("id", ""),
                 inputs=[utils.Tensor(name, array if whole else array[a:b]) for name, array in arrays],
@@ -138,10 +138,12 @@ class _Model:
                 model_name=self._name,
                 model_version=int(self._folder.name),
                 timeout=one.get("timeout", 0),
-                parameters=one.get("parameters"),
             )
             for one, (a, b) in zip(told, bounds, strict=True)
         ]
+        for request, one in zip(requests, told, strict=True):
+            request.told_parameters(one.get("parameters"))
+        return requests
 
     def _execute(self, requests: list[utils.InferenceRequest], answers: Sequence[utils.Answer]) -> None:
         returned = self._model.execute(requests)

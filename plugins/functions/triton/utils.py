@@ -345,6 +345,10 @@ class InferenceRequest:
     def parameters(self) -> str:
         return self._parameters
 
+    def told_parameters(self, given: Any) -> None:
+        """Take the parameters of a caller, which may have numbers of any kind."""
+        self._parameters = json.dumps(given) if given else ""
+
     def trace(self) -> InferenceTrace:
         return self._trace
 

@@ -309,11 +309,17 @@ def test_an_archive_with_a_model_that_fails_is_refused(repository: Path, stack: 
 
 
 def test_a_model_is_told_what_the_caller_said(stack: Stack, client: Any) -> None:
-    said = {"mine": "text", "number": 3, "flag": True}
+    said = {"mine": "text", "number": 3, "flag": True, "share": 0.5}
     wanted = [triton_http.InferRequestedOutput("y")]
     options: dict[str, Any] = {"request_id": "r-1", "timeout": 5_000_000, "outputs": wanted}
     [[text]] = ask(client, "told", parameters=said, **options).tolist()
     assert json.loads(text) == ["r-1", 5_000_000, said, ["y"]]
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
+    for wrong in (r'"\ud800"', "1" + "0" * 40, json.dumps("x" * 70_000)):
+        body = f'{{"parameters": {{"mine": {wrong}}}, "inputs": [{json.dumps(tensor)}]}}'
+        status = stack.http.post("/v2/models/told/infer", content=body).status_code
+        assert status in {200, 400}, "an error of its own, or a number that became another kind"
+    assert ask(client, "told").shape == (1, 1)
     with triton_grpc.InferenceServerClient(stack.grpc) as grpc:
         options = {"request_id": "r-2", "outputs": [triton_grpc.InferRequestedOutput("y")]}
         [[text]] = ask(grpc, "told", X, triton_grpc, parameters=said, **options).tolist()
