@@ -39,8 +39,8 @@ def keys(
         list[str] | None,
         typer.Option(
             metavar="SCOPE",
-            help="infer:GLOB, models:read:GLOB, models:write:GLOB, models:code, metrics, shared-memory, admin; "
-            "repeatable.",
+            help="infer:GLOB, models:read:GLOB, models:write:GLOB, models:code, models:network, metrics, "
+            "shared-memory, admin; repeatable.",
         ),
     ] = None,
     rate: Annotated[float | None, typer.Option(metavar="N", help="Most calls a second, over all gateways.")] = None,

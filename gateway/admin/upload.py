@@ -29,7 +29,7 @@ from millstream.gateway.scheduling.composed import composer_of
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import Code, Failure, invalid, not_found
-from millstream.services.ingest.importers import Importer, ImportOptions
+from millstream.services.ingest.importers import NETWORK, Importer, ImportOptions
 from millstream.services.ingest.layout import recognise
 from millstream.services.ingest.packing import parts_of, pieces
 from millstream.services.ingest.report import CheckedModel
@@ -263,9 +263,22 @@ def check_right_to_code(allowed: str, imports: ImportOptions) -> None:
         )
 
 
-def check_right_to_serve_code(settings: Settings, importer: Importer) -> None:
-    """Raise Failure(FORBIDDEN) if the caller of the current task may not upload what workers run as code."""
+def check_right_to_serve_code(settings: Settings, importer: Importer, asked: frozenset[str] = frozenset()) -> None:
+    """Raise Failure(FORBIDDEN) if the caller of the current task may not upload what workers run as code.
+
+    `asked`: further scopes that the model asks for.
+    """
     if importer.runs_code and (why := why_no_code(settings, CALLER.get(), importer.name)):
+        raise Failure(Code.FORBIDDEN, why)
+    principal = CALLER.get()
+    if NETWORK not in asked or (principal is not None and principal.grants.network):
+        return
+    if principal is not None and not principal.grants.admin:
+        raise Failure(
+            Code.FORBIDDEN, f"{principal.label} lacks the scope {NETWORK!r}, and its code asks for the network"
+        )
+    if not _is_of_this_machine(settings.host):
+        why = f"other machines reach this server, so a function that asks for the network needs a key with {NETWORK!r}"
         raise Failure(Code.FORBIDDEN, why)
 
 

@@ -34,7 +34,7 @@ _ENDLESS_S = 1 << 40  # of processor time: a run has limits of its own
 _TEXT_CHARACTERS_MAX = 1000
 #: what libraries say of calls that the sandbox denies, and of names that therefore cannot be looked up
 _OF_OUTSIDE = ("[Errno 1] Operation not permitted", "name resolution", "Name or service not known")
-_OUTSIDE = ": what it calls is denied here, as functions have no network and start no other process"
+_OUTSIDE = ": what it calls is denied here, as functions have no network unless they ask, and start no other process"
 
 #: kinds of errors: the caller's, the model's, no memory, the run was ended
 INVALID, MODEL, MEMORY, TERMINATED = "invalid", "model", "memory", "terminated"
@@ -95,7 +95,8 @@ def _confine(task: dict[str, Any]) -> None:
     """Give up what the instance does not need. Raises OSError; PermissionError if nothing confines processes here."""
     limits = Limits(int(task["memory_bytes"]), _ENDLESS_S, FILE_BYTES_MAX, reserved_free=True)
     writes = [Path(folder) for folder in task["writes"]]
-    layers = confine([Path(folder) for folder in task["reads"]], writes, limits=limits)
+    reads = [Path(folder) for folder in task["reads"]]
+    layers = confine(reads, writes, limits=limits, network=task["network"])
     if not (layers.stand or task["unconfined"]):
         raise PermissionError(
             "nothing on this machine confines code: `millstream doctor` says what is missing, and "

@@ -83,6 +83,7 @@ class ChildProgram(NamedTuple):
         python: the interpreter of its environment.
         variables: of its environment, besides what libraries need.
         unconfined: run it also where nothing confines it.
+        network: it may connect to other machines.
     """
 
     name: str
@@ -93,6 +94,7 @@ class ChildProgram(NamedTuple):
     python: str
     variables: Mapping[str, str] = {}
     unconfined: bool = False
+    network: bool = False
 
 
 class InstanceProcess:
@@ -161,6 +163,7 @@ class InstanceProcess:
             "reads": [str(path) for path in program.reads],
             "writes": [str(self._folder)],
             "unconfined": program.unconfined,
+            "network": program.network,
         }
         header = self._exchange({"load": task}, ()).header
         if "ready" not in header:

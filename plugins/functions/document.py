@@ -31,6 +31,7 @@ class FunctionDocument(BaseModel):
         adapter: what makes a function of the file; empty: it defines one.
         importer: the name of the importer that it comes from.
         columns: names of the columns of the one input.
+        network: its process may connect to other machines: it asked, and its uploader had the right.
         lock: of its environment, below the version's folder; empty: it has that of the server.
         kinds: of the elements of inputs and outputs, by name: "text", "json", "image", "bytes", "numbers".
         trial: inputs of one row that ran; None: no generated input runs.
@@ -42,6 +43,7 @@ class FunctionDocument(BaseModel):
     adapter: Adapter = ""
     importer: str = Field("", max_length=100)
     columns: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
+    network: bool = False
     lock: str = Field("", max_length=100)
     signature: Signature
     kinds: dict[str, str] = {}
@@ -54,18 +56,19 @@ class FunctionDocument(BaseModel):
 class ServedFile(NamedTuple):
     """What a process serves: `name`, below a folder, and the adapter that makes a function of it.
 
-    `beneath`: the packages of the server are there, too, behind those of its environment.
+    `beneath`: the packages of the server are there, too, behind those of its environment. `network`: as its document.
     """
 
     name: str
     adapter: str = ""
     beneath: bool = False
+    network: bool = False
 
 
 def served_file(document: FunctionDocument) -> ServedFile:
     """Return what a version serves: handlers find the packages of the server, as TorchServe's do, beside their own."""
     beneath = bool(document.lock) and document.adapter == "archive_handlers"
-    return ServedFile(document.file, document.adapter, beneath)
+    return ServedFile(document.file, document.adapter, beneath, document.network)
 
 
 def read_document(path: Path) -> FunctionDocument:
@@ -96,7 +99,7 @@ def program_of(folder: Path, file: ServedFile, name: str, runs_in: RunsIn) -> Ch
     beneath = sorted({Path(paths["purelib"]), Path(paths["platlib"])}) if file.beneath else []
     task = {"file": str((folder / file.name).resolve()), "adapter": file.adapter, "beneath": [*map(str, beneath)]}
     program = _program(name, _PROGRAM, task, folder, runs_in)
-    return program._replace(reads=(*program.reads, *beneath))
+    return program._replace(reads=(*program.reads, *beneath), network=file.network)
 
 
 def triton_program_of(path: Path, config: str, name: str, runs_in: RunsIn, *, complete: bool = False) -> ChildProgram:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from millstream.services.environment import library_environment, variables_of
 from millstream.services.errors import Code, Failure, invalid
@@ -47,18 +48,31 @@ _SHOWN_LINES = 6
 
 def declared(path: Path) -> list[str]:
     """Return the requirements that PEP 723's block in a file declares. Raises Failure(INVALID)."""
-    found = _SCRIPT.search(path.read_text(encoding="utf-8", errors="replace"))
-    if found is None:
-        return []
-    content = "".join(line[2:] if line.startswith("# ") else line[1:] for line in found["content"].splitlines(True))
-    try:
-        document = tomllib.loads(content)
-    except tomllib.TOMLDecodeError as error:
-        raise invalid(f"{path.name}: the block '# /// script' is no TOML: {error}") from error
-    requirements = document.get("dependencies", [])
+    requirements = _script(path).get("dependencies", [])
     if not isinstance(requirements, list) or not all(isinstance(one, str) for one in requirements):
         raise invalid(f"{path.name}: 'dependencies' of the block '# /// script' are a list of texts")
     return requirements
+
+
+def asks_network(path: Path) -> bool:
+    """Return whether PEP 723's block in a file asks for the network. Raises Failure(INVALID)."""
+    tool = _script(path).get("tool", {})
+    asked = tool.get("millstream", {}) if isinstance(tool, dict) else {}
+    found = asked.get("network", False) if isinstance(asked, dict) and asked.keys() <= {"network"} else None
+    if not isinstance(found, bool):
+        raise invalid(f"{path.name}: [tool.millstream] of the block '# /// script' has network = true, or nothing")
+    return found
+
+
+def _script(path: Path) -> dict[str, Any]:
+    found = _SCRIPT.search(path.read_text(encoding="utf-8", errors="replace"))
+    if found is None:
+        return {}
+    content = "".join(line[2:] if line.startswith("# ") else line[1:] for line in found["content"].splitlines(True))
+    try:
+        return tomllib.loads(content)
+    except tomllib.TOMLDecodeError as error:
+        raise invalid(f"{path.name}: the block '# /// script' is no TOML: {error}") from error
 
 
 def check_requirements(lines: Iterable[str]) -> list[str]:

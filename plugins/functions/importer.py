@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.services.ingest.file_kind import FileKind, FileKinds
-from millstream.services.ingest.importers import Importer, ImportOptions, Members, Source
+from millstream.services.ingest.importers import NETWORK, Importer, ImportOptions, Members, Source
 
 if TYPE_CHECKING:
     from millstream.services.ingest.report import Converted, Recognised
@@ -43,6 +43,12 @@ class FunctionImporter(Importer):
     def members(self, folder: Path) -> Members:
         names = (one.relative_to(folder) for one in folder.rglob("*"))
         return Members([escape(str(name)) for name in names if _CACHE not in name.parts])
+
+    def asks(self, source: Source) -> frozenset[str]:
+        from millstream.plugins.functions.function_packages import asks_network
+
+        path = source.path / _MAIN if source.path.is_dir() else source.path
+        return frozenset({NETWORK} if asks_network(path) else ())
 
     async def run(self, folder: Path, recognised: Recognised, options: ImportOptions, settings: Settings) -> Converted:
         from millstream.plugins.functions.trial import Tried, tried

@@ -26,7 +26,7 @@ from millstream.plugins.functions.document import (
     ServedFile,
     program_of,
 )
-from millstream.plugins.functions.function_packages import lock, python_of
+from millstream.plugins.functions.function_packages import asks_network, lock, python_of
 from millstream.plugins.functions.importer import NAME
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.importers import SOURCE
@@ -90,11 +90,12 @@ def _tried(
     children: InstanceProcesses, folder: Path, asked: Tried, settings: Settings, deadline: CheckDeadline
 ) -> Converted:
     path = asked.path
+    network = not asked.adapter and asks_network(path)
     lock_name = lock(folder, path, settings.home, settings.import_s_max, asked.requirements)
     python = python_of(folder, lock_name, path.parent, settings.home, settings.import_s_max)
     program = program_of(
         folder / SOURCE,
-        ServedFile(str(path.relative_to(folder / SOURCE)), asked.adapter, beneath=bool(lock_name and asked.beneath)),
+        ServedFile(str(path.relative_to(folder / SOURCE)), asked.adapter, bool(lock_name and asked.beneath), network),
         f"check of {path.name}",
         RunsIn(python, settings.check_memory_bytes_max, 1, settings.unconfined_imports == "accept"),
     )
@@ -105,7 +106,7 @@ def _tried(
     timer = started_timer(child, deadline.seconds_max)
     try:
         said = child.load()
-        document = _document(child, folder, asked, said).model_copy(update={"lock": lock_name})
+        document = _document(child, folder, asked, said).model_copy(update={"lock": lock_name, "network": network})
     except (RunError, EndedError) as error:
         raise invalid(one_line(str(error))) from error
     except (ValidationError, KeyError, TypeError) as error:

@@ -2,8 +2,9 @@
 
 `infer:<glob>` runs and describes the models whose names match; `models:read:<glob>` reads all about them;
 `models:write:<glob>` changes them, and reads; `models:read` and `models:write` are for all models. `models:code`
-uploads what workers run as code, where `models:write` allows the upload. `metrics`; `shared-memory` registers shared
-memory, and uses what the same key registered; `admin` does everything.
+uploads what workers run as code, where `models:write` allows the upload, and with `models:network` what asks for the
+network. `metrics`; `shared-memory` registers shared memory, and uses what the same key registered; `admin` does
+everything.
 
 A row is beside its route or method, in an Adapter (gateway/http/adapter.py) or in a GrpcService
 (gateway/grpc/methods/service.py). A route without a row is refused; no method is without one.
@@ -23,12 +24,13 @@ from millstream.services.errors import invalid
 from millstream.services.model.names import NAME_CHARACTERS_MAX
 
 SCOPES = (
-    *("infer:<glob>", "models:read:<glob>", "models:write:<glob>", "models:code", "metrics", "shared-memory", "admin"),
+    *("infer:<glob>", "models:read:<glob>", "models:write:<glob>", "models:code", "models:network", "metrics"),
+    *("shared-memory", "admin"),
 )
 _INFER, _READ, _WRITE = "infer:", "models:read:", "models:write:"
 #: scopes of one word that mean all models
 _ALL = {"models:read": f"{_READ}*", "models:write": f"{_WRITE}*"}
-_PLAIN = frozenset({"models:code", "metrics", "shared-memory", "admin"})
+_PLAIN = frozenset({"models:code", "models:network", "metrics", "shared-memory", "admin"})
 #: characters of a glob, which bounds the time of a match
 GLOB_CHARACTERS_MAX = 128
 _GLOB = re.compile(r"[A-Za-z0-9._\-*?]+")
@@ -61,6 +63,7 @@ class Grants:
     memory: bool = False
     admin: bool = False
     code: bool = False
+    network: bool = False
 
     def infers(self, model: str) -> bool:
         """Whether it may run `model`."""
@@ -123,6 +126,7 @@ def grants_of(scopes: Iterable[str]) -> Grants:
         memory="shared-memory" in checked,
         admin="admin" in checked,
         code="models:code" in checked,
+        network="models:network" in checked,
     )
 
 

@@ -33,6 +33,7 @@ EXAMPLE = "x:FP32:-1,3,224,224"
 #: folders in the folder of an upload: the uploaded files, the converted ones
 SOURCE = "source"
 IMPORTED = "imported"
+NETWORK = "models:network"  # the scope for code that connects to other machines
 LABELS = f"{IMPORTED}/labels.txt"
 #: A larger file of samples is not kept with the version.
 KEPT_BYTES_MAX = 16 << 20
@@ -115,6 +116,10 @@ class Importer:
         allowed for that; None if it does not. Raises OSError.
         """
         return None
+
+    def asks(self, source: Source) -> frozenset[str]:
+        """Return the scopes that this model needs besides the one for code. Raises Failure(INVALID), OSError."""
+        return frozenset()
 
     def members(self, folder: Path) -> Members | None:
         """Return the model's files in a folder that it recognises: nothing else is sent. None: it imports files alone.

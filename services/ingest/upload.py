@@ -75,10 +75,10 @@ class ModelUpload:
     """An upload while its bytes arrive. Use with `async with`: leaving the block without `publish` removes all files.
 
     `config`, `options` for its import, `url`, from which it comes, `owner` of a new model, `admit`, which refuses a
-    version by its bytes, `take`, which refuses the models of an importer, `gather`, which puts beside a checked upload
-    what one model is made of, and `reusable`, which says whether a version may stand for an upload of the same bytes,
-    may be replaced until `publish`. Entering the block raises Failure:
-    INVALID (bad model name or version number), CONFLICT (the version exists, and its digest is not the expected one).
+    version by its bytes, `take`, which refuses the models of an importer and what they ask for, `gather`, which puts
+    beside a checked upload what one model is made of, and `reusable`, which says whether a version may stand for an
+    upload of the same bytes, may be replaced until `publish`. Entering the block raises Failure: INVALID (bad model
+    name or version number), CONFLICT (the version exists, and its digest is not the expected one).
 
     Args:
         version: the version's number; None takes the next free one.
@@ -103,7 +103,7 @@ class ModelUpload:
         self.url: str | None = None
         self.owner = ""
         self.admit: Callable[[int], None] = lambda _: None
-        self.take: Callable[[Importer], None] = lambda _: None
+        self.take: Callable[[Importer, frozenset[str]], None] = lambda *_: None
         self.gather: Callable[[CheckedModel], bool] = lambda _: False
         self.reusable: Callable[[Manifest], bool] = lambda _: True
         self._digest = _plain(digest)
@@ -280,7 +280,8 @@ class ModelUpload:
             return outcome
         await to_end_in_storage_thread(self._check_space)  # a conversion writes the model again
         importer = importers()[outcome.importer]
-        self.take(importer)
+        source = Source(self.folder(), self.folder() / outcome.path)
+        self.take(importer, await to_end_in_storage_thread(importer.asks, source))
         given = self.config
         try:
             return await self._import(importer, outcome, task)
@@ -305,7 +306,7 @@ class ModelUpload:
         if needed:
             raise invalid(f"{refused.message}; {needed}")
         try:
-            self.take(other)
+            self.take(other, other.asks(source))
         except Failure as failure:
             raise invalid(f"{refused.message}; it could be served as it is, but {failure.message}") from failure
         shutil.rmtree(self.folder() / IMPORTED, ignore_errors=True)

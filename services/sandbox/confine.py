@@ -52,6 +52,13 @@ _LOADERS = tuple(
 
 #: what drivers of accelerators and their loaders read
 _DRIVERS = tuple(map(Path, ("/proc", "/sys", "/etc/OpenCL", "/etc/nvidia", "/etc/vulkan", "/usr/share/nvidia", "/opt")))
+#: what looks up names of machines, and knows whose certificates hold
+_NAMES_AND_CERTIFICATES = tuple(
+    map(
+        Path,
+        ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/pki", "/usr/share/ca-certificates"),
+    )
+)
 #: The links by which programs find each other. Landlock asks about the files themselves, a mount about the names.
 _PROGRAMS = (Path("/usr/bin"), Path("/bin"))
 
@@ -156,6 +163,7 @@ def confine(
     limits: Limits | None = None,
     accelerator: bool = False,
     installs: bool = False,
+    network: bool = False,
 ) -> Layers:
     """Restrict this process for good: no network, only the given files, no new processes but of `programs`.
 
@@ -170,6 +178,7 @@ def confine(
         limits: what it may take; None: what this process may.
         accelerator: whether it uses one: its driver's files may be used, and its calls are its own, so that there is no
             filter of calls.
+        network: whether it may connect to other machines.
         installs: whether it installs packages: it reaches the network, and only its files are restricted, by Landlock.
 
     Returns:
@@ -183,12 +192,12 @@ def confine(
     if not sys.platform.startswith("linux"):
         return Layers(0, False, False)
     reads, writes, programs = [*reads], [*writes], [*programs]
-    reads = [*_library_paths([*reads, *writes]), *reads]
+    reads = [*_library_paths([*reads, *writes]), *reads, *(_NAMES_AND_CERTIFICATES if network else ())]
     writes = [*writes, Path("/dev/null")]
     started = [*programs, *_LOADERS] if programs else []
     # The second wall is for kernels without the first one: it takes a process more, and some milliseconds.
     apart = not (accelerator or installs or landlock.abi()) and namespaces.enter(
-        [*reads, *started, *(_PROGRAMS if started else ())], writes
+        [*reads, *started, *(_PROGRAMS if started else ())], writes, network=network
     )
     libc = c_library()
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
@@ -198,7 +207,8 @@ def confine(
         return Layers(landlock.restrict(reads, writes, started, installs=True), False, False)
     if accelerator:
         return Layers(landlock.restrict([*reads, *_DRIVERS], writes, started, (Path("/dev"),)), False, False)
-    return Layers(landlock.restrict(reads, writes, started), apart, seccomp.install(programs=bool(programs)))
+    abi = landlock.restrict(reads, writes, started, network=network)
+    return Layers(abi, apart, seccomp.install(programs=bool(programs), network=network))
 
 
 def _limit(limits: Limits) -> None:

@@ -24,7 +24,7 @@ _MAKE_DIR, _MAKE_REG, _MAKE_SYM = 1 << 7, 1 << 8, 1 << 12
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 #: file rights by the first ABI that supports them: a handled right is denied unless a rule allows it
 _HANDLED_FILES = {1: (1 << 13) - 1, 2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
-_HANDLED_TCP = 0b11  # bind, connect
+_HANDLED_TCP, _BIND = 0b11, 0b01  # bind, connect
 _HANDLED_SCOPES = 0b11  # abstract unix sockets, signals
 _TCP_ABI, _SCOPES_ABI = 4, 6
 
@@ -60,11 +60,12 @@ def restrict(
     devices: Iterable[Path] = (),
     *,
     installs: bool = False,
+    network: bool = False,
 ) -> int:
     """Restrict this thread, and the threads and processes it starts, to reading `reads` and changing `writes`.
 
     `programs` may be executed. A program's own interpreter (ld.so) must be among them. `devices` may be controlled.
-    `installs`: it may connect to other machines, and make symbolic links.
+    `installs`: it may connect to other machines, and make symbolic links. `network`: the first of these.
 
     Paths that do not exist are skipped. The process must have set no_new_privs. Returns the active ABI version; 0 if
     the kernel has no Landlock and nothing changed. Raises OSError.
@@ -73,7 +74,7 @@ def restrict(
     if not version:
         return 0
     handled = sum(rights for since, rights in _HANDLED_FILES.items() if since <= version)
-    ruleset = _create(version, handled, network=not installs)
+    ruleset = _create(version, handled, 0 if installs else _BIND if network else _HANDLED_TCP)
     written = _WRITE | _MAKE_SYM if installs else _WRITE
     try:
         for paths, rights in ((reads, _READ), (writes, written), (programs, _READ | _EXECUTE), (devices, _DEVICE)):
@@ -86,10 +87,10 @@ def restrict(
     return version
 
 
-def _create(version: int, handled: int, *, network: bool) -> int:
+def _create(version: int, handled: int, tcp: int) -> int:
     attributes = _Ruleset(
         handled,
-        _HANDLED_TCP if network and version >= _TCP_ABI else 0,
+        tcp if version >= _TCP_ABI else 0,
         _HANDLED_SCOPES if version >= _SCOPES_ABI else 0,
     )
     size = 8 if version < _TCP_ABI else 16 if version < _SCOPES_ABI else 24

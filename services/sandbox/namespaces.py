@@ -32,17 +32,18 @@ _PLACE = Path("/sys")
 _ROOT_OPTIONS = b"size=4m,mode=0755"  # it holds names alone
 
 
-def enter(reads: Iterable[Path], writes: Iterable[Path]) -> bool:
+def enter(reads: Iterable[Path], writes: Iterable[Path], *, network: bool = False) -> bool:
     """Go on in a child that sees only these paths; the calling process waits for it, and ends as it does.
 
-    Paths that do not exist are left out. To be called before other threads start.
+    Paths that do not exist are left out. `network`: it keeps that of the machine. To be called before
+    other threads start.
 
     Returns True in the child. False: namespaces cannot be had here; what is mounted is then as before.
 
     Raises OSError: they can be had, and a path could not be mounted.
     """
     folder = Path.cwd()
-    if not _unshare():
+    if not _unshare(0 if network else _NEW_NET):
         return False
     parent, ours = os.pipe()
     child = os.fork()
@@ -61,9 +62,9 @@ def enter(reads: Iterable[Path], writes: Iterable[Path]) -> bool:
     return True
 
 
-def _unshare() -> bool:
+def _unshare(network: int) -> bool:
     """Give this process namespaces of its own; a user namespace only if it needs one for the others."""
-    flags = _NEW_NS | _NEW_UTS | _NEW_IPC | _NEW_PID | _NEW_NET
+    flags = _NEW_NS | _NEW_UTS | _NEW_IPC | _NEW_PID | network
     user, group = os.geteuid(), os.getegid()
     unshare = c_library().unshare
     if unshare(flags) == 0:

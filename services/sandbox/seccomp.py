@@ -101,6 +101,17 @@ _AARCH64: dict[str, int] = {
 }  # fmt: skip
 
 
+#: to reach the network, besides
+_CONNECTS_X86_64 = {
+    "socket": 41, "connect": 42, "sendto": 44, "recvfrom": 45, "sendmsg": 46, "recvmsg": 47, "shutdown": 48,
+    "getsockname": 51, "getpeername": 52, "setsockopt": 54, "getsockopt": 55, "recvmmsg": 299, "sendmmsg": 307,
+}  # fmt: skip
+_CONNECTS_AARCH64 = {
+    "socket": 198, "connect": 203, "getsockname": 204, "getpeername": 205, "sendto": 206, "recvfrom": 207,
+    "setsockopt": 208, "getsockopt": 209, "shutdown": 210, "sendmsg": 211, "recvmsg": 212, "recvmmsg": 243,
+    "sendmmsg": 269,
+}  # fmt: skip
+
 _PR_GET_SECCOMP, _PR_SET_SECCOMP, _MODE_FILTER = 21, 22, 2
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -121,6 +132,8 @@ _OWN_PROCESS = frozenset({"kill", "tkill", "tgkill"})
 _OWN_OR_NONE = frozenset({"prlimit64", "sched_setaffinity"})
 #: name -> which argument, what it may be, and the error otherwise
 _CHOICES: dict[str, tuple[int, frozenset[int], int]] = {
+    # AF_INET, AF_INET6; not AF_UNIX, by which local services are reached
+    "socket": (0, frozenset({2, 10}), errno.EPERM),
     # PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ, PR_GET_TIMERSLACK, PR_SET_NO_NEW_PRIVS,
     # PR_GET_NO_NEW_PRIVS, PR_GET_THP_DISABLE, PR_SVE_GET_VL, PR_SET_VMA; not PR_SET_PDEATHSIG
     "prctl": (0, frozenset({3, 15, 16, 23, 30, 38, 39, 42, 51, 0x53564D41}), errno.EPERM),
@@ -134,15 +147,19 @@ _CHOICES: dict[str, tuple[int, frozenset[int], int]] = {
 
 
 class _Machine(NamedTuple):
-    """An architecture: the kernel's AUDIT_ARCH_… constant, and the numbers of allowed calls by name."""
+    """An architecture: the kernel's AUDIT_ARCH_… constant, and the numbers of allowed calls by name.
+
+    `connects`: further ones, for processes that reach the network.
+    """
 
     audit: int
     calls: dict[str, int]
+    connects: dict[str, int]
 
 
 _MACHINES = {
-    "x86_64": _Machine(0xC000003E, {**_X86_64, **_COMMON}),
-    "aarch64": _Machine(0xC00000B7, {**_AARCH64, **_COMMON}),
+    "x86_64": _Machine(0xC000003E, {**_X86_64, **_COMMON}, _CONNECTS_X86_64),
+    "aarch64": _Machine(0xC00000B7, {**_AARCH64, **_COMMON}, _CONNECTS_AARCH64),
 }
 
 
@@ -155,18 +172,20 @@ def is_supported() -> bool:
     return _machine() is not None and c_library().prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
 
-def install(*, programs: bool = False) -> bool:
+def install(*, programs: bool = False, network: bool = False) -> bool:
     """Deny the calls to this thread, and to the threads it starts, for good. The process must have set no_new_privs.
 
     Args:
         programs: allow it to start processes and programs, which inherit the filter.
+        network: allow it to connect to addresses of the internet, and to listen on none.
 
     Returns True if the filter is active, False if nothing changed.
     """
     machine = _machine()
     if machine is None:
         return False
-    code = _filter(machine, os.getpid(), programs=programs)
+    calls = {**machine.calls, **(machine.connects if network else {})}
+    code = _filter(machine._replace(calls=calls), os.getpid(), programs=programs)
     program = _Program(len(code) // 8, code)
     installed: int = c_library().prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0)
     return installed == 0

@@ -12,7 +12,7 @@ from millstream.gateway.access.principal import CALLER, Principal
 from millstream.gateway.admin.upload import check_right_to_code, check_right_to_serve_code
 from millstream.services.access.scopes import grants_of
 from millstream.services.errors import Code, Failure
-from millstream.services.ingest.importers import Importer, ImportOptions
+from millstream.services.ingest.importers import NETWORK, Importer, ImportOptions
 from millstream.services.settings import Settings
 
 NOTHING = ImportOptions()
@@ -97,6 +97,37 @@ def test_what_workers_run_as_code_needs_a_right_of_its_own(setting: str, host: s
             return
         with pytest.raises(Failure, match=re.escape(why)) as refused:
             check_right_to_serve_code(settings, Functions())
+    finally:
+        CALLER.reset(token)
+    assert refused.value.code is Code.FORBIDDEN
+
+
+NETWORKED = principal("models:write", "models:code", "models:network")
+
+
+@pytest.mark.parametrize(("setting", "host", "caller", "why"), [
+    ("admin", HERE, NETWORKED, None),
+    ("admin", EVERYWHERE, NETWORKED, None),
+    ("admin", HERE, ADMIN, None),
+    ("admin", HERE, None, None),
+    ("admin", HERE, CODER, "lacks the scope 'models:network'"),
+    ("admin", EVERYWHERE, CODER, "lacks the scope 'models:network'"),
+    ("writers", HERE, WRITER, "lacks the scope 'models:network'"),
+    ("writers", EVERYWHERE, ADMIN, "needs a key with 'models:network'"),
+    ("writers", EVERYWHERE, None, "needs a key with 'models:network'"),
+    ("never", HERE, NETWORKED, "(MILLSTREAM_IMPORT_CODE)"),
+])  # fmt: skip
+def test_the_network_needs_a_right_of_its_own(
+    setting: str, host: str, caller: Principal | None, why: str | None
+) -> None:
+    settings = Settings.model_validate({"import_code": setting, "host": host})
+    token = CALLER.set(caller)
+    try:
+        if why is None:
+            check_right_to_serve_code(settings, Functions(), frozenset({NETWORK}))
+            return
+        with pytest.raises(Failure, match=re.escape(why)) as refused:
+            check_right_to_serve_code(settings, Functions(), frozenset({NETWORK}))
     finally:
         CALLER.reset(token)
     assert refused.value.code is Code.FORBIDDEN

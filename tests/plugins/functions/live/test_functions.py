@@ -11,6 +11,7 @@ import pytest
 from millstream.client.client import Client
 from millstream.client.errors import ServerError
 from tests.kit import models
+from tests.kit.archives import mar
 from tests.kit.command_line import Millstream
 from tests.kit.stack import Stack, running_stack, token_of
 
@@ -100,16 +101,24 @@ def test_documents_are_json_where_the_protocol_is(stack: Stack, tmp_path: Path) 
 def test_a_key_uploads_functions_only_with_the_right_to_code(tmp_path: Path) -> None:
     with running_stack(tmp_path / "stack", pools="cpu=1") as stack:
 
-        def push(name: str, *scopes: str) -> tuple[int, str]:
+        def push(name: str, *scopes: str, content: bytes = EXAMPLE.read_bytes()) -> tuple[int, str]:
             made = stack.http.post("/admin/v1/keys", json={"name": name, "scopes": scopes}).raise_for_status().json()
             headers = {"Authorization": f"Bearer {made['key']}"}
-            reply = stack.http.post(f"/admin/v1/models/{name}/versions", content=EXAMPLE.read_bytes(), headers=headers)
+            reply = stack.http.post(f"/admin/v1/models/{name}/versions", content=content, headers=headers)
             return reply.status_code, reply.text
 
         status, text = push("writer", "models:write")
         assert status == 403
         assert "lacks the scope 'models:code', which an upload of Python needs" in text
         assert push("coder", "models:write", "models:code")[0] == 201
+        asks = b"# /// script\n# [tool.millstream]\n# network = true\n# ///\n" + EXAMPLE.read_bytes()
+        assert "lacks the scope 'models:network'" in push("coder-2", "models:write", "models:code", content=asks)[1]
+        assert push("caller", "models:write", "models:code", "models:network", content=asks)[0] == 201
+        handler = {"h.py": "def handle(data, context):\n    return data and [1]\n"}
+        archive = mar(tmp_path / "h.mar", {"handler": "h.py"}, handler).read_bytes()
+        assert (
+            "'models:code', which an upload of TorchServe's handler" in push("w-2", "models:write", content=archive)[1]
+        )
 
 
 def test_pre_and_post_run_beside_the_model_in_their_folder(stack: Stack, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from millstream.plugins.functions.function_packages import (
     ENVIRONMENTS,
     LOCK,
     UNUSED_S,
+    asks_network,
     check_requirements,
     declared,
     key_of,
@@ -130,6 +131,24 @@ def test_requirements_are_read_as_they_are_written() -> None:
 def test_the_block_of_pep_723(tmp_path: Path, source: str, found: list[str]) -> None:
     (tmp_path / "service.py").write_text(source)
     assert declared(tmp_path / "service.py") == found
+
+
+@pytest.mark.parametrize(("content", "asks"), [
+    ("", False), ("dependencies = []", False), ("[tool.millstream]\n# network = true", True),
+    ("[tool.millstream]\n# network = false", False), ("[tool.other]\n# network = true", False),
+])  # fmt: skip
+def test_the_network_is_asked_for_in_the_file(tmp_path: Path, content: str, asks: bool) -> None:
+    (tmp_path / "service.py").write_text(f"# /// script\n# {content}\n# ///\n")
+    assert asks_network(tmp_path / "service.py") is asks
+
+
+@pytest.mark.parametrize(
+    "content", ["[tool.millstream]\n# network = 1", "[tool.millstream]\n# memory = 1", "tool = 1\n# x ="]
+)
+def test_what_is_asked_for_in_a_wrong_way_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "service.py").write_text(f"# /// script\n# {content}\n# ///\n")
+    with pytest.raises(Failure, match=r"service.py: "):
+        asks_network(tmp_path / "service.py")
 
 
 @pytest.mark.parametrize("content", ["dependencies = [", "dependencies = 'a'", "dependencies = [1]"])

@@ -31,13 +31,14 @@ pytestmark = pytest.mark.anyio
 
 SCOPES = (
     *("infer:m", "infer:other", "infer:*", "models:read", "models:read:m", "models:read:other", "models:write"),
-    *("models:write:m", "models:write:other", "models:code", "metrics", "shared-memory", "admin"),
+    *("models:write:m", "models:write:other", "models:code", "models:network", "metrics", "shared-memory", "admin"),
 )
 _ABOUT_M = {
     "infer": {Need.OPEN, Need.INFER, Need.DESCRIBE},
     "models:read": {Need.OPEN, Need.DESCRIBE, Need.READ},
     "models:write": {Need.OPEN, Need.DESCRIBE, Need.READ, Need.WRITE},
     "models:code": {Need.OPEN},
+    "models:network": {Need.OPEN},
     "metrics": {Need.OPEN, Need.METRICS},
     "shared-memory": {Need.OPEN, Need.MEMORY},
     "admin": set(Need),
