@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
-from millstream.client import inference, models, races
+from millstream.client import inference, models, part_reader, races
 from millstream.client.address import ServerAddress
 from millstream.client.call import Call, Reply, Steps, T, listed, send
 from millstream.client.documents import (
@@ -128,6 +128,35 @@ class Client:
         budget = self._budget(timeout)
         options = Options(version, outputs, request_id, parameters, announces())
         return self._transport.run(inference.predict(model, inputs, options, self._signatures, budget), budget)
+
+    def stream(
+        self,
+        model: str,
+        inputs: Any,
+        *,
+        version: int | None = None,
+        request_id: str | None = None,
+        parameters: Mapping[str, Scalar] | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[Prediction]:
+        """Yield the parts of a model's answer as they come: outputs by name, as `predict` returns them.
+
+        Of a model that answers at once, the answer is the only part. Close the iterator to end the run early.
+
+        Args:
+            model: its name.
+            inputs: as of `predict`, without tables.
+            version: None: the version that serves.
+            request_id: in the reply's events; None: the server makes one.
+            parameters: parameters of the request, such as {"timeout": 5_000_000}.
+            timeout: longest silence of the server in seconds; None: any.
+        """
+        options = Options(version, None, request_id, parameters)
+        call, reader = self._run(part_reader.stream(model, inputs, options, self._signatures))
+        for line in self._transport.lines(call, timeout):
+            part = reader.read(line)
+            if part is not None:
+                yield part
 
     def infer(self, model: str, request: EncodedRequest, *, version: int | None = None) -> Reply:
         """Send an inference request that is already encoded, and return the reply as it is."""

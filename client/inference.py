@@ -179,6 +179,12 @@ def predict(name: str, inputs: Any, options: Options, signatures: Signatures, bu
     return (yield from _predict(signature, inputs, options, budget))
 
 
+def known_signature(name: str, version: int | None, signatures: Signatures) -> Steps[Metadata]:
+    """Return the signature of a model, from the server unless it is kept."""
+    key = (check_name(name), version)
+    return signatures.get(key) or (yield from _learn(key, signatures))
+
+
 def _announce(key: tuple[str, int | None]) -> Steps[None]:
     """Log for how long the first call of a model waits, if it is not loaded."""
     name, _ = key

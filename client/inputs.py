@@ -74,6 +74,9 @@ def given_inputs(metadata: Metadata, inputs: Any) -> list[Given]:
     if len(encoded) == 1 and _are_files(inputs):
         return [_files(next(iter(encoded.values())), inputs)]
     specs = metadata["inputs"]
+    of_text = [spec for spec in specs if spec["datatype"] == BYTES]
+    if len(specs) > 1 and len(of_text) == 1 and _are_texts(inputs):  # the others may be optional: the server knows
+        specs = of_text
     if len(specs) != 1:
         names = ", ".join(spec["name"] for spec in specs)[:_NAMES_CHARACTERS]
         hint = "" if text is None else ", or send texts"

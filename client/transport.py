@@ -14,7 +14,7 @@ import random
 import ssl
 import time
 import warnings
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from millstream.client.address import SYSTEM_TRUST, ServerAddress, Trust, find_s
 from millstream.client.call import NO_REPLY, Body, Call, Pause, Reply, Steps, T, Timeouts
 from millstream.client.errors import Timeout
 from millstream.client.faults import failure_from
-from millstream.client.retry import Budget, Retries, with_retries
+from millstream.client.replies import failure_of
+from millstream.client.retry import CONNECT_S_MAX, STALL_S_MAX, Budget, Retries, with_retries
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.version import VERSION
 
@@ -139,6 +140,20 @@ class BlockingTransport:
             raise failure_from(error, self._connection.url, call) from error
         return received.reply()
 
+    def lines(self, call: Call, timeout_s: float | None) -> Iterator[str]:
+        """Yield the lines of a reply as they come. Raises Failure. `timeout_s`: longest silence of the server."""
+        _check_open(self._http)
+        call = _with_silence(call, timeout_s)
+        try:
+            request = self._http.build_request(**_request(call), content=_bytes(call))
+            with contextlib.closing(self._http.send(request, stream=True)) as reply:
+                if not reply.is_success:
+                    reply.read()
+                    raise _refusal(reply, call)
+                yield from reply.iter_lines()
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
+            raise failure_from(error, self._connection.url, call) from error
+
 
 class AwaitingTransport:
     """Runs procedures as coroutines of one event loop."""
@@ -188,6 +203,38 @@ class AwaitingTransport:
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
             raise await asyncio.to_thread(failure_from, error, self._connection.url, call) from error
         return received.reply()
+
+    async def lines(self, call: Call, timeout_s: float | None) -> AsyncIterator[str]:
+        """Yield the lines of a reply as they come. Raises Failure. `timeout_s`: longest silence of the server."""
+        _check_open(self._http)
+        call = _with_silence(call, timeout_s)
+        try:
+            request = self._http.build_request(**_request(call), content=_bytes(call))
+            async with contextlib.aclosing(await self._http.send(request, stream=True)) as reply:
+                if not reply.is_success:
+                    await reply.aread()
+                    raise _refusal(reply, call)
+                async for line in reply.aiter_lines():
+                    yield line
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
+            raise await asyncio.to_thread(failure_from, error, self._connection.url, call) from error
+
+
+def _bytes(call: Call) -> bytes:
+    assert isinstance(call.content, bytes)
+    return call.content
+
+
+def _with_silence(call: Call, timeout_s: float | None) -> Call:
+    """Return a call whose reply may take any time, while the server is silent no longer than this."""
+    return replace(call, timeouts=Timeouts(None, timeout_s, STALL_S_MAX, CONNECT_S_MAX))
+
+
+def _refusal(reply: httpx2.Response, call: Call) -> Failure:
+    headers = {name.lower(): value for name, value in reply.headers.items()}
+    failure = failure_of(Reply(reply.status_code, headers, bytearray(reply.content), str(reply.url)), call)
+    assert failure is not None, "its status is one of a failure"
+    return failure
 
 
 class _Received:

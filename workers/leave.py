@@ -135,6 +135,7 @@ class Leave:
     def leave_early(self) -> None:
         """Give all batches back near the end of the drain time, while a run is still in progress."""
         self._reconciler.stop()
+        self._loop.streams.end_all("the worker was stopped: try again")
         self._leases.forget()  # a run that ends now must not write where another batch may be
         self._loop.detach_all()
         self.leave()
@@ -145,7 +146,7 @@ class Leave:
         self._loop.detach_behind(guarded)
         with contextlib.suppress(Failure), contextlib.closing(self._connect()) as consumer:
             answered = [finished.lease for finished in self._loop.unsettled()]
-            consumer.give_back([*guarded.group, *answered])
+            consumer.give_back([*guarded.group, *answered, *self._loop.streams.leases()])
 
     def end_stuck(self, guarded: Guarded) -> None:
         """End the process because a run cannot be terminated: answer its requests and give back all other batches."""

@@ -78,6 +78,7 @@ class Worker:
         self._metrics = metrics
         self._clock = clock
         self._live_check = live_check
+        self.streams = replies.streams
         self._memory = OutOfMemoryPolicy(models, metrics)
         self.state = state
         self._stopping = threading.Event()
@@ -107,7 +108,8 @@ class Worker:
                         consumer.kill_connection(self._client_id)
                     self._client_id = consumer.client_id
                     # Entries that were leased to this worker, but were lost with its last connection.
-                    known = [*self._leased, *(finished.lease for finished in (*self._done, *self._replies.unsettled()))]
+                    unsent = [finished.lease for finished in (*self._done, *self._replies.unsettled())]
+                    known = [*self._leased, *unsent, *self.streams.leases()]
                     self._leased += consumer.recover(known)
                     self._loop(consumer)
                     self._drain(consumer)
@@ -152,7 +154,9 @@ class Worker:
         wait_s = UNSETTLED_WAIT_S if self._replies.waiting else INBOX_WAIT_S
         if self._live_check.sample is not None:
             wait_s = IDLE_WAIT_S
-        consumer.send_wait(self._done, ENTRIES_WANTED, wait_s, ATTACHED if attached else 0, self._run_time.take())
+        # Workers with fewer batches are served first, and each stream is one.
+        leased = ATTACHED if attached else min(len(self.streams), ATTACHED - 1)
+        consumer.send_wait(self._done, ENTRIES_WANTED, wait_s, leased, self._run_time.take())
         self._count()
         if attached:
             found = self._serve_direct(consumer)
@@ -254,14 +258,11 @@ class Worker:
         """Send the finished replies, if there are any: they do not wait for a run."""
         self._done += self._replies.settled()
         if self._done:
-            self._send_done(consumer)
+            self._reply(consumer)
 
     def _reply(self, consumer: Consumer) -> None:
         """Send the finished replies and lease nothing."""
         self._done += self._replies.settled()
-        self._send_done(consumer)
-
-    def _send_done(self, consumer: Consumer) -> None:
         consumer.send_next(self._done, 0, 0, self._run_time.take())
         consumer.receive_next()
         self._done = []
@@ -298,6 +299,11 @@ class Worker:
             return _left([self._refuse(lease, why) for lease in group])
         if model.lost:
             return self._hand_back(group, model.lost)
+        if group[0].header.window and model.manifest.streams:
+            return self.streams.open(group, model)
+        return self._run(group, model)
+
+    def _run(self, group: list[Lease], model: LoadedModel) -> list[Finished]:
         shared = len(group) > 1 or len(group[0].header.rows) > 1
         sampled = (shared or model.variant) and self._live_check.due(group[0].lane, model)
         on_run: OnRun | None = partial(self._live_check.keep, model) if sampled else None
@@ -414,6 +420,7 @@ class Worker:
         while self._leased:
             consumer.send_next(self._execute(self._next_group()), 0, 0)
             consumer.receive_next()
+        self.streams.settle()
         self._done += self._replies.settled(RECEIPT_S_MAX)
         self._replies.give_up_links()
         self._reply(consumer)

@@ -44,6 +44,7 @@ from millstream.workers.batches.consumer import Consumer
 from millstream.workers.batches.direct_work import DirectWork
 from millstream.workers.batches.lease import LeaseValidity, ReplyWriter
 from millstream.workers.batches.live_check import BatchingOff, LiveCheck
+from millstream.workers.batches.open_streams import OpenStreams
 from millstream.workers.batches.reply_sender import ReplySender
 from millstream.workers.batches.watchdog import GRACE_S, LoopState, Watchdog
 from millstream.workers.heartbeat import LIFE_LEASES, Heartbeat
@@ -259,7 +260,8 @@ class WorkerProcess:
             Spin(busy_poll_s_max()),
             on=settings.queue_direct,
         )
-        return ReplySender(writer, ReplyLinks(settings.shm_dir, self._keys), valid, direct)
+        streams = OpenStreams(self._connect, self._keys, settings.shm_dir, self._identity.worker, segments, self._clock)
+        return ReplySender(writer, ReplyLinks(settings.shm_dir, self._keys), valid, direct, streams)
 
     def _new_loop(self, repository: FolderRepository) -> Worker:
         live_check = LiveCheck(

@@ -71,14 +71,18 @@ def read(source: str) -> Content:
 
 def request_from(given: Content | list[str], metadata: Metadata, *, binary_outputs: bool) -> EncodedRequest:
     """Return the request for what was read, or for texts. Raises Failure(INVALID)."""
-    value = _value(given, metadata) if isinstance(given, Content) else given
+    value = value_of(given, metadata)
     if isinstance(given, Content) and isinstance(value, dict) and _is_v2(value):
         return EncodedRequest(given.bytes.removeprefix(codecs.BOM_UTF8), None)
     return encode_request(given_inputs(metadata, value), binary_outputs=binary_outputs)
 
 
+def value_of(given: Content | list[str], metadata: Metadata) -> Any:
+    """Return what a caller of the Python client would pass. Raises Failure(INVALID)."""
+    return _value(given, metadata) if isinstance(given, Content) else given
+
+
 def _value(content: Content, metadata: Metadata) -> Any:
-    """Return what a caller of the Python client would pass."""
     if content.bytes.startswith((_NPY, _ZIP)):
         return _arrays(content.bytes)
     if content.bytes.startswith(_PARQUET):

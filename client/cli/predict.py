@@ -56,6 +56,9 @@ def predict(
     example: Annotated[
         bool, typer.Option("--example", help="Send made-up values that fit the signature, and print them, too.")
     ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print the parts of the answer as they come; with --json a line for each.")
+    ] = False,
     version: Version = None,
     output: Annotated[
         Path | None,
@@ -87,7 +90,12 @@ def predict(
         )
     if output is not None and output.suffix not in OUTPUT_SUFFIXES:
         raise wrong_usage(f"--output {output}: the name of the file ends with one of {', '.join(OUTPUT_SUFFIXES)}")
+    if stream and (example or output is not None):
+        raise wrong_usage("--stream excludes --example and --output")
     server = server_address(context, endpoint, key)
+    if stream:
+        _stream(server, name, version, text or _read(source or "-"), json_output)
+        return
     given = None if example else text or _read(source or "-")
     _predict(server, name, version, given, output, json_output)
 
@@ -126,6 +134,28 @@ def _predict(
     if request.example is not None:
         _show_example(request.example, _url(server, name, version))
     show(answer, output)
+
+
+def _stream(
+    server: ServerAddress, name: str, version: int | None, given: Content | list[str], json_output: bool
+) -> None:
+    """Send one request, and print the parts of its answer as they come: texts behind each other, others by line."""
+    from millstream.client.cli.inputs import value_of
+    from millstream.client.client import Client
+
+    is_text = False
+    with Client(server, retries=0) as client:
+        metadata = client.metadata(name, version)
+        for part in client.stream(name, value_of(given, metadata), version=version):
+            values = {output: array.tolist() for output, array in part.items()}
+            only = next(iter(values.values())) if len(values) == 1 else None
+            is_text = not json_output and isinstance(only, list) and all(isinstance(one, str) for one in only)
+            if is_text:
+                print(*(only or ()), sep="", end="", flush=True)
+            else:
+                print(json.dumps(values, ensure_ascii=False), flush=True)
+    if is_text:
+        print()
 
 
 def _answer(

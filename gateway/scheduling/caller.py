@@ -21,6 +21,7 @@ from millstream.gateway.observing.finished import RUNS_MAX, TICKETS, server_timi
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.request import FORM, FORM_HEADER, Request, bill, said_of, served_by
+from millstream.gateway.scheduling.streams import Stream, StreamRequest, StreamResponder
 from millstream.gateway.tensors.examples import BodyWriter
 from millstream.gateway.tensors.input_plans import Inputs
 from millstream.gateway.tensors.inputs import InputTensor
@@ -115,6 +116,7 @@ class Caller:
         self._protocol = protocol
         self._timeout_s_max = timeout_s_max
         self._responder = _Responder(protocol)
+        self._streams = StreamResponder(protocol)
 
     def find(self, model: str, version: str | None) -> ModelRoute:
         """Return the route of a model and version, which the caller may run. Raises Failure."""
@@ -138,6 +140,34 @@ class Caller:
             if write is not None:
                 route.plans.advise(failure, write)
             raise
+
+    def stream(
+        self,
+        route: ModelRoute,
+        inputs: Inputs,
+        size_bytes: int,
+        options: RequestOptions = DEFAULT_OPTIONS,
+    ) -> Stream:
+        """Run `inputs`, and return the parts of the answer as they come; close it in the end.
+
+        Of a version that answers at once, the answer is the only part. Raises Failure: the request was refused.
+        """
+        timeout_s = route.timeout_s if options.timeout_s is None else min(options.timeout_s, self._timeout_s_max)
+        request = StreamRequest(
+            inputs.tensors, inputs.rows, options.priority, time.monotonic(), timeout_s, self._streams, options.outputs
+        )
+        if not route.lane.manifest.streams:
+            request.window = 0
+        request.request_id = REQUEST_ID.get().encode()
+        principal = CALLER.get()
+        if principal is not None:
+            bill(request, principal)
+        try:
+            route.lane.add(request, size_bytes, single=True)
+        except Failure as failure:
+            route.lane.record_rejection(self._protocol, failure.code)
+            raise
+        return request.stream
 
     async def call(
         self,

@@ -20,9 +20,9 @@ from millstream.gateway.scheduling.dispatcher import Dispatcher
 from millstream.gateway.scheduling.in_flight import InFlight
 from millstream.gateway.scheduling.lane_state import InFlightBatch, LaneState
 from millstream.gateway.scheduling.quarantine import DIED, ENDED
-from millstream.gateway.scheduling.request import LATE, Request
+from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import ABSENT
-from millstream.gateway.tensors.outputs import Outputs
+from millstream.gateway.tensors.outputs import NO_OUTPUTS, Outputs
 from millstream.services.errors import Code, Failure
 from millstream.services.wire.batch import AGAIN, ENDLESS, NO_ROOM, ReplyHeader
 
@@ -60,7 +60,7 @@ class Recovery:
         if not self._in_flight.connected:
             return  # it stays in flight: after a reconnect all batches in flight are put again
         self._in_flight.forget(batch, untouched=untouched)
-        unanswered = [request for request in batch.requests if not request.done]
+        unanswered = self._unanswered(batch)
         if self._circuit.is_open():
             failure = self._circuit.failure()
         elif unanswered and batch.losses < LOSSES_MAX:
@@ -75,7 +75,7 @@ class Recovery:
         """Recover from a worker's death: run each request alone. A request that kills a worker again is quarantined."""
         if not self._in_flight.connected:
             return
-        unanswered = [request for request in batch.requests if not request.done]
+        unanswered = self._unanswered(batch)
         self._in_flight.forget(batch)
         if batch.attempt >= SUSPECT:
             for request in unanswered:
@@ -96,7 +96,7 @@ class Recovery:
         withdrawn: list[tuple[list[Request], int]] = []
         for batch in self._in_flight.batches():
             self._in_flight.forget(batch)
-            unanswered = [request for request in batch.requests if not request.done]
+            unanswered = self._unanswered(batch)
             for request in unanswered:
                 request.wait_until = request.answer_by  # it has waited in the queue before
             if unanswered and unanswered[0].counted:
@@ -114,8 +114,20 @@ class Recovery:
         for batch in self._in_flight.batches():
             if batch.attempt < SUSPECT and batch.put_at >= instant and batch.requests[0].counted:
                 self._in_flight.forget(batch)
-                withdrawn += [request for request in batch.requests if not request.done]
+                withdrawn += self._unanswered(batch)
         return withdrawn
+
+    def _unanswered(self, batch: InFlightBatch) -> list[Request]:
+        """Return the requests of a batch without an answer; fail one whose caller has a part of it."""
+        unanswered = [request for request in batch.requests if not request.done]
+        if unanswered and unanswered[0].begun:
+            self.fail(unanswered[0], Failure(Code.UNAVAILABLE, unanswered[0].lost, retry_after_s=1))
+            return []
+        return unanswered
+
+    def fail(self, request: Request, failure: Failure) -> None:
+        """Fail a request whose answer cannot go on."""
+        self._answers.fail((request,), failure)
 
     def refuse(self, batch: InFlightBatch, reason: str) -> None:
         """Fail a batch that Redis did not take."""
@@ -132,19 +144,22 @@ class Recovery:
                 self._in_flight.outlive(request, batch)
             if len(batch.requests) == 1:
                 batch.inputs = late[0].inputs  # the quarantine needs them if the run turns out to be endless
-            self._answers.fail(late, Failure(Code.EXPIRED, LATE))
+            self._answers.fail(late, Failure(Code.EXPIRED, late[0].late))
         if now > batch.latest + ABANDON_S:
             self._in_flight.forget(batch)
             self._dispatcher.dispatch()
 
     def leave(self, batch: InFlightBatch, now: float) -> None:
         """Have the run of a batch ended if all its callers have gone. At their deadlines its worker ends it itself."""
-        if batch.latest > now and all(request.done for request in batch.requests):
+        if batch.latest > now and not batch.requests[0].window and all(request.done for request in batch.requests):
             self._in_flight.leave(batch, now)
 
     def recover_request(self, request: Request, batch: InFlightBatch, code: str, message: str) -> None:
         """Run a request again, or fail it, depending on its `code` and `message` in the reply to its batch."""
-        if code == AGAIN:
+        if request.begun:
+            known = Code(code) if code in set(Code) else Code.UNAVAILABLE
+            self.fail(request, Failure(known, message))
+        elif code == AGAIN:
             self._run_alone(request, batch, message)
         elif code == Code.EXPIRED and request.deadline > self._lane.replied_at + DOUBT_S and self._in_flight.connected:
             self._run_without_deadline(request, batch)
@@ -204,7 +219,7 @@ class Completion:
         now = self._in_flight.replied(batch)
         self._dispatcher.dispatch()
         requests, failures = batch.requests, header.failures
-        if requests[0].counted:
+        if requests[0].counted and not requests[0].window:
             self._in_flight.ran(header.infer_s, now)
         self._lane.metrics.batch(header, len(requests) if requests[0].counted else 0)
         if self._lane.context.gate.enforced:
@@ -212,7 +227,10 @@ class Completion:
         live = [request for i, request in enumerate(requests) if i not in failures] if failures else requests
         if header.form or self._timing() is not None:
             self._note(requests, batch.put_at, header, now)
-        outputs = self._unpack(batch.name, header, inline, live) if live else None
+        outputs = None
+        if live:
+            in_parts = requests[0].window and not header.outputs  # its caller has them
+            outputs = NO_OUTPUTS if in_parts else self._unpack(batch.name, header, inline, live)
         if outputs is not None:
             self._answers.answer(live, outputs, header, batch.put_at, now)
         for i, (code, message) in failures.items():

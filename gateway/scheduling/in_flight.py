@@ -81,7 +81,8 @@ class InFlight:
         lane, context, policy = self._lane, self._context, self._lane.policy
         link = context.link
         rows = sum([request.rows for request in requests])
-        run_s = policy.run_s(rows)
+        streams = requests[0].window > 0
+        run_s = 0.0 if streams else policy.run_s(rows)  # a stream leaves its worker to other runs
         name = link.new_name()
         redis_ms = now * 1000 + link.clock.offset_ms
         packed = lane.packer.pack(name, link.replies_key, requests, now, redis_ms, deadlines=deadlines)
@@ -97,8 +98,10 @@ class InFlight:
             context.used.add(lane)
         direct = context.direct
         # Readiness probes prove that the queue works. What was lost before takes the queue, which counts attempts.
-        long_ms = self._long_ms(run_s, now, counted=counted)
-        takes_queue = direct is None or not counted or attempt > 1 or losses or packed.blob or not deadlines or long_ms
+        long_ms = 0 if streams else self._long_ms(run_s, now, counted=counted)
+        takes_queue = (
+            direct is None or not counted or attempt > 1 or losses or packed.blob or not deadlines or long_ms or streams
+        )
         if takes_queue or not direct(batch, packed.entry, policy.depth):  # type: ignore[misc]
             deadline_ms = redis_ms + (earliest - now) * 1000
             share = Share(max(run_s * 1000, COST_MS_MIN), rows / policy.batch_rows, counted, long_ms)

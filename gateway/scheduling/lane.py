@@ -69,7 +69,7 @@ class Lane:
         config, batching = manifest.config, manifest.signature.batching
         self._rows_max = config.rows_max if batching else 1
         rows_sent = min(self._rows_max, packer.rows_within(context.reply_bytes_max))
-        self.policy = policy = DispatchPolicy(config, rows_sent, batching=batching)
+        self.policy = policy = DispatchPolicy(config, rows_sent, batching=batching, streams=manifest.streams)
         self.state = state = LaneState(manifest, context, packer, metrics, policy)
         self.manifest, self.content_id, self.pool, self.link = manifest, state.content_id, state.pool, state.link
         self.metrics = metrics

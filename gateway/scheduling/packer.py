@@ -135,8 +135,8 @@ class Packer:
         if inline_bytes > INLINE_BYTES_MAX:
             blob_name, blob, tensors = name, b"".join(tensors), []
         until = [skew + request.deadline * 1000 if deadlines else math.inf for request in requests]
-        probe = not requests[0].counted
-        header = BatchHeader(name, replies, redis_ms, rows, until, inputs, slots, blob_name, probe)
+        probe, window = not requests[0].counted, requests[0].window
+        header = BatchHeader(name, replies, redis_ms, rows, until, inputs, slots, blob_name, probe, window=window)
         if self._tells and not probe:
             header = msgspec.structs.replace(header, told=[self._told(request) for request in requests])
         return Packed(encode_batch(header, tensors, self.batch_format), blob, slices, segment_bytes)

@@ -16,6 +16,7 @@ from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
 from millstream.gateway.scheduling.lane_state import InFlightBatch
 from millstream.gateway.scheduling.lane_table import TICK_S, LaneTable, run_expirer
 from millstream.gateway.scheduling.reclaimer import CircuitBreaker, Reclaimer
+from millstream.gateway.scheduling.streams import StreamTable
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
@@ -70,6 +71,9 @@ class Producer:
                 self.direct = DirectDispatch(registry, lanes, self._known_workers)
             self._socket = ReplySocket(ways.sockets, keys, gateway, self._on_socket_reply, self.direct)
         self._port = None if ways.port is None else ReplyPort(ways.port, self._on_remote_reply)
+        for listener in (self._socket, self._port):
+            if listener is not None:
+                listener.streams = StreamTable(lanes)
         self.reclaimer = Reclaimer(self._links, self.circuit_breaker, registry, lease_s, lanes.pending, self.direct)
         self._duplicates = registry.counter(catalogue.DUPLICATE_REPLIES)
         self._logins_refused = registry.counter(catalogue.REPLY_LOGINS_REFUSED)
@@ -226,7 +230,8 @@ class Producer:
         """
         log.info("pool %s: connected; Redis %s", pool, "lost its data" if lost else "kept its data")
         for batch in list(self.lanes.pending.values()):
-            if batch.lane.link is self._links.get(pool) and batch.direct is None:
+            # A stream that has begun comes over a connection of its own: it goes on.
+            if batch.lane.link is self._links.get(pool) and batch.direct is None and not batch.requests[0].begun:
                 self.lanes.of(batch.lane).recovery.put_again(batch)
         for lane in self.lanes.all():
             lane.dispatcher.dispatch()

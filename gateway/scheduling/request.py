@@ -49,6 +49,8 @@ class Request:
     key: KeyCounters | None = None  # counts for the caller's key; None: no key is needed
     steps: Sequence[Request] = ()  # those that ran for it, of a composed version
     step = ""  # of the request of a step: its name
+    window = 0  # bytes of parts of its answer that may be on their way (streams.py); 0: it has one answer
+    begun = False  # whether a part of its answer has come: it cannot run again
     lane: RequestLane  # the one that took it, or refused it last
 
     def __init__(
@@ -76,6 +78,16 @@ class Request:
     def said(self) -> dict[str, Any]:
         """What the caller said beside the tensors, for models that are told it: `id`, `timeout` in us, `parameters`."""
         return {}
+
+    @property
+    def late(self) -> str:
+        """What its caller is told when its deadline passes."""
+        return LATE
+
+    @property
+    def lost(self) -> str:
+        """What its caller is told where its answer has begun and cannot go on."""
+        return "the worker was lost"
 
     @property
     def wanted(self) -> Sequence[int] | None:

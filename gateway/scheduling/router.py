@@ -23,6 +23,7 @@ from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.request import Responder
+from millstream.gateway.scheduling.streams import StreamLane
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.tensors.named_columns import NamedColumns
@@ -253,9 +254,11 @@ class Router:
 
     def _open(self, manifest: Manifest, context: PoolContext, route: ModelRoute) -> Lane:
         log.debug("lane opened: %s, pool %s", manifest.content_id, context.pool)
+        # The parts of an answer come inline, and a batch in shared memory could not be answered over a socket.
+        segments = None if manifest.streams else self._shared.segments
         packer = Packer(
             manifest.signature,
-            self._shared.segments,
+            segments,
             SHM_TENSOR_BYTES_MIN,
             route.extensions.labelled,
             tells=manifest.is_told,
@@ -263,15 +266,17 @@ class Router:
         # Among many models most are idle: their series are created when they are called.
         lazy = len(self._lanes.routes) >= self._settings.metrics_models_max
         metrics = LaneMetrics(self._registry, manifest, context.pool, lazy=lazy)
-        lane = Lane(manifest, context, packer, metrics, route.rules, route)
+        kind = StreamLane if manifest.streams else Lane
+        lane = kind(manifest, context, packer, metrics, route.rules, route)
         self._lanes.add(lane)
         return lane
 
     async def _codec(self, manifest: Manifest, plans: InputPlans) -> Codec:
         """Return the codec of a version. A codec's failure refuses only its version, with the reason."""
         codec_of = self._codec_of
-        reads = manifest.config.labels or any(part.labels for part in manifest.parts)
-        codec = await asyncio.to_thread(codec_of, manifest, plans) if reads else codec_of(manifest, plans)
+        codec = (
+            await asyncio.to_thread(codec_of, manifest, plans) if manifest.config.labels else codec_of(manifest, plans)
+        )
         if codec.failure:
             self._unservable[manifest.content_id] = codec.failure
         return codec

@@ -111,6 +111,8 @@ class Outputs(NamedTuple):
         return shares
 
 
+NO_OUTPUTS = Outputs((), batching=False)
+
 #: From this size on, a view of bytes of a request or reply is faster than a copy.
 VIEW_BYTES_MIN = 16384
 

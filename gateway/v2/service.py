@@ -285,12 +285,6 @@ def v2_codec(
         except Failure as unreadable:
             failure = unreadable.message + overwritten(manifest)
             log.warning("version %s of %s: %s", manifest.version, manifest.model, failure)
-    for output, borrowed in (one for part in manifest.parts for one in part.labels.items()):
-        try:
-            folder = folder_of(borrowed.model, borrowed.version)
-            labels[output] = read_label_names(folder, borrowed.file.path, (borrowed.file,))
-        except Failure as unreadable:  # its model is loaded again with other files, say, or was deleted
-            log.warning("version %s of %s: %s", manifest.version, manifest.model, unreadable.message)
     extensions = Extensions(manifest.answered, labels, memory, request_bytes_max, labelled)
     encoder = V2Encoder(manifest.model, manifest.version, manifest.answered, extensions)
     decoder = V2Decoder(plans, request_bytes_max, extensions)

@@ -9,6 +9,7 @@ Standard library alone: it may run in an environment that has nothing else.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -19,7 +20,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from millstream.plugins.children.message_channel import Channel, ClosedError, Message, SharedFile
+from millstream.plugins.children.message_channel import (
+    STREAM_BYTES_MAX,
+    Channel,
+    ClosedError,
+    Message,
+    SharedFile,
+)
 from millstream.services.process.inheritance import close_all_but, die_with_parent
 from millstream.services.sandbox.confine import Limits, confine
 
@@ -52,9 +59,17 @@ class TerminatedError(BaseException):
     """The run is to end. No Exception, so that code which catches all of these lets it pass."""
 
 
+class Serving:
+    """What answers in another way than one answer to a run, one after the other (streamed.py)."""
+
+    def serve(self, channel: Channel) -> NoReturn:
+        """Serve until the other side closes the connection: raises ClosedError."""
+        raise NotImplementedError
+
+
 Run = Callable[[Message], Message]
 #: loads, from the task; returns what it says of itself, and what runs
-Load = Callable[[dict[str, Any]], tuple[dict[str, Any], Run]]
+Load = Callable[[dict[str, Any]], tuple[dict[str, Any], Run | Serving]]
 
 
 def main(load: Load) -> NoReturn:
@@ -68,6 +83,9 @@ def main(load: Load) -> NoReturn:
     run = None
     try:
         run = _loaded(channel, load)
+        if isinstance(run, Serving):
+            channel.inline_bytes_max = STREAM_BYTES_MAX
+            run.serve(channel)
         while run is not None:
             _answer(channel, run)
     except ClosedError:
@@ -79,13 +97,13 @@ def main(load: Load) -> NoReturn:
     os._exit(0)  # skips what libraries do at their end, and threads of the model
 
 
-def _loaded(channel: Channel, load: Load) -> Run | None:
+def _loaded(channel: Channel, load: Load) -> Run | Serving | None:
     task = channel.receive().header["load"]
     try:
         _confine(task)
         said, run = load(task)
     except BaseException as error:
-        channel.send({"error": _described(error)})
+        channel.send({"error": described(error)})
         return None
     channel.send({"ready": said})
     return run
@@ -126,14 +144,14 @@ def _answer(channel: Channel, run: Run) -> None:
         with _Interruptible():
             answer = run(message)
     except BaseException as error:
-        header["error"] = _described(error)
+        header["error"] = described(error)
     try:
         channel.send(answer.header | header, answer.tensors, int(message.header["begin"]))
     except OSError as error:
         channel.send({**header, "error": [MEMORY, f"its answer finds no memory: {error.strerror}"]})
 
 
-def _described(error: BaseException) -> list[str]:
+def described(error: BaseException) -> list[str]:
     """Return the kind and the text of an error."""
     if isinstance(error, TerminatedError):
         return [TERMINATED, "the run was terminated"]
@@ -155,7 +173,7 @@ def located(folder: Path, prefix: str = "") -> Iterator[None]:
         yield
     except ModelError as error:
         raise ModelError(f"{prefix}{error}") from error
-    except (InputError, TerminatedError, MemoryError):
+    except (InputError, TerminatedError, MemoryError, asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)

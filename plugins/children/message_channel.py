@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 #: tensors of a message up to this many bytes together are in the message itself: two copies cost less than a mapping
 INLINE_BYTES_MAX = 64 << 10
 HEADER_BYTES_MAX = 4 << 20
+#: the same where several requests run at once: each message has its tensors in itself
+STREAM_BYTES_MAX = 64 << 20
 _HEAD = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 _INLINE = -1
@@ -100,6 +102,7 @@ class Channel:
         self._descriptor = descriptor
         self._sent = sent
         self._received = received
+        self.inline_bytes_max = INLINE_BYTES_MAX
 
     def send(self, header: dict[str, Any], tensors: Sequence[TensorData] = (), begin: int = 0) -> None:
         """Send a message. Its larger tensors are written to the segment from `begin` on.
@@ -107,7 +110,7 @@ class Channel:
         Raises ClosedError, OSError if the segment cannot grow.
         """
         sizes = [len(memoryview(tensor.data).cast("B")) for tensor in tensors]
-        inline = sum(sizes) <= INLINE_BYTES_MAX
+        inline = sum(sizes) <= self.inline_bytes_max
         offsets = [_INLINE] * len(sizes) if inline else _placed(sizes, begin)
         listed = [[*tensor[:3], size, at] for tensor, size, at in zip(tensors, sizes, offsets, strict=True)]
         head = json.dumps({**header, "tensors": listed} if listed else header, separators=(",", ":")).encode()
@@ -126,7 +129,7 @@ class Channel:
         Raises ClosedError, BrokenMessageError.
         """
         head_bytes, inline_bytes = _HEAD.unpack(self._read(_HEAD.size))
-        if head_bytes > HEADER_BYTES_MAX or inline_bytes > INLINE_BYTES_MAX:
+        if head_bytes > HEADER_BYTES_MAX or inline_bytes > self.inline_bytes_max:
             raise BrokenMessageError("a message is too long")
         body = self._read(head_bytes + inline_bytes)
         try:

@@ -14,6 +14,7 @@ import selectors
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
@@ -28,8 +29,9 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import millstream
-from millstream.plugins.children.confined import BOOT, MEMORY
+from millstream.plugins.children.confined import BOOT, MEMORY, MODEL
 from millstream.plugins.children.message_channel import (
+    STREAM_BYTES_MAX,
     BrokenMessageError,
     Channel,
     ClosedError,
@@ -54,6 +56,8 @@ _LINE_CHARACTERS_MAX = 500
 _CHUNK_BYTES = 16 << 10
 #: for a run to end after it was asked to; then its process is killed
 TERMINATE_S = 1.0
+#: for a process that answers in parts to read a message; then it is ended
+SEND_S_MAX = 5.0
 _END_S = 5.0  # for a killed process to be gone
 _FOLDER_PREFIX = "millstream-instance-"
 _F_SEAL_SHRINK, _F_ADD_SEALS = 0x0002, 1033  # fcntl(2); not in `fcntl` on every system
@@ -102,6 +106,7 @@ class InstanceProcess:
 
     Attributes:
         ended: why it can run no longer; empty: it can.
+        streams: whether it answers in parts.
         closed: whether nothing is held for it any longer.
         lines: the last lines that it printed.
     """
@@ -121,6 +126,7 @@ class InstanceProcess:
         self._running = False
         self._terminated_at = 0.0  # monotonic; of the last run; 0: it was not to end
         self._killing = threading.Lock()
+        self.streams = False  # whether it answers in parts
         self.closed = False
         self.gone = threading.Event()
         try:
@@ -205,12 +211,50 @@ class InstanceProcess:
             self.kill(f"it broke its connection: {error}")
         except ClosedError:
             # The thread that watches notices its end; a process that only closed its descriptors is ended.
-            if not self.gone.wait(TERMINATE_S):
-                self.kill("it closed its connection")
+            raise EndedError(self.await_end()) from None
         except OSError as error:
             raise RunError(MEMORY, f"there is no shared memory for its inputs: {error.strerror}") from error
         self.gone.wait(_END_S)
         raise EndedError(self.ended or "it was ended")
+
+    def begin_streams(self) -> None:
+        """Have messages bear their tensors: several requests run at once, by `send` and `receive`."""
+        self.streams = True
+        self._channel.inline_bytes_max = STREAM_BYTES_MAX
+        limit = struct.pack("ll", int(SEND_S_MAX), 0)
+        self._ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def send(self, header: dict[str, Any], tensors: Sequence[TensorData]) -> None:
+        """Send a message. Raises ClosedError: the process has ended, or does not read."""
+        self._channel.send(header, tensors)
+
+    def receive(self) -> Message:
+        """Return the next message. Raises ClosedError, BrokenMessageError."""
+        return self._channel.receive()
+
+    def first_part(self, tensors: Sequence[TensorData]) -> Sequence[TensorData]:
+        """Return the first part of an answer; nobody else uses the process. Raises RunError, EndedError."""
+        found: Sequence[TensorData] | None = None
+        try:
+            self.send({"stream": 1, "window": 1}, tensors)
+            while "end" not in (message := self.receive()).header:
+                found = found or message.tensors
+                self.send({"cancel": 1}, ())
+        except BrokenMessageError as error:
+            self.kill(f"it broke its connection: {error}")
+            raise EndedError(self.ended) from error
+        except (ClosedError, OSError) as error:
+            raise EndedError(self.await_end()) from error
+        if found is None:
+            raise RunError(*message.header.get("error", (MODEL, "its answer has no part")))
+        return found
+
+    def await_end(self) -> str:
+        """Wait until the process has ended, which closed its connection; return why it did."""
+        if not self.gone.wait(TERMINATE_S):
+            self.kill("it closed its connection")
+        self.gone.wait(_END_S)
+        return self.ended or "it was ended"
 
     def interrupt(self) -> None:
         """Ask the run in progress to end; the process is killed if it goes on for TERMINATE_S."""

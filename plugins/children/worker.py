@@ -100,7 +100,7 @@ class ChildInstance:
     def _arrays(self, tensors: Sequence[TensorData], *, copy: bool) -> list[Array]:
         """Return the outputs among tensors. Raises ValueError."""
         answered = {tensor.name: tensor for tensor in tensors}
-        return [_output(answered, spec, copy=copy) for spec in self._outputs]
+        return [output_of(answered, spec, copy=copy) for spec in self._outputs]
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
@@ -184,7 +184,7 @@ class RequestsInstance(ChildInstance):
                 given = {tensor.name: tensor for tensor in [next(tensors) for _ in range(one["tensors"])]}
                 wanted = request.told.get("outputs")
                 yield [
-                    _output(given, spec, copy=copy)
+                    output_of(given, spec, copy=copy)
                     if spec.name in given or wanted is None or spec.name in wanted
                     else _unwanted(spec, request.rows if self._rows else None)
                     for spec in self._outputs
@@ -236,7 +236,7 @@ class LentMemory:
         self._lent += [(weakref.ref(owner), end) for owner in owners]
 
 
-def _output(answered: Mapping[str, TensorData], spec: TensorSpec, *, copy: bool) -> Array:
+def output_of(answered: Mapping[str, TensorData], spec: TensorSpec, *, copy: bool) -> Array:
     """Return the array of an output. Raises ValueError if it is missing, or not what the signature says."""
     tensor = answered.get(spec.name)
     if tensor is None:

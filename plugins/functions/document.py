@@ -33,6 +33,7 @@ class FunctionDocument(BaseModel):
         columns: names of the columns of the one input.
         network: its process may connect to other machines: it asked, and its uploader had the right.
         lock: of its environment, below the version's folder; empty: it has that of the server.
+        streams: requests that it answers at once, in parts; 0: it answers each at once.
         kinds: of the elements of inputs and outputs, by name: "text", "json", "image", "bytes", "numbers".
         trial: inputs of one row that ran; None: no generated input runs.
     """
@@ -46,6 +47,7 @@ class FunctionDocument(BaseModel):
     network: bool = False
     lock: str = Field("", max_length=100)
     signature: Signature
+    streams: int = Field(0, ge=0)
     kinds: dict[str, str] = {}
     batching: Batching = Batching()
     trial: TrialInputs | None = None

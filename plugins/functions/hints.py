@@ -15,6 +15,7 @@ import struct
 import sys
 import types
 import typing
+from collections import abc
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -98,6 +99,14 @@ def value_of(name: str, hint: Any, *, optional: bool = False, of_row: bool = Fal
         return Parameter(name, _codec(name, element), True, optional)
     codec = _codec(name, hint)
     return Parameter(name, codec, codec.whole, optional)
+
+
+def part_of(hint: Any) -> Any:
+    """Return the hint of one part, of the hint of a generator. Raises HintError."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is not None and issubclass(origin, (abc.Iterable, abc.AsyncIterable)) and arguments:
+        return arguments[0]
+    raise HintError("a generator's type hint says what it yields: -> Iterator[str], -> AsyncIterator[str]")
 
 
 def results_of(hint: Any, *, of_row: bool) -> tuple[list[Parameter], bool]:

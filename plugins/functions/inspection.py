@@ -31,6 +31,7 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
         notes=document.notes,
         trial=document.trial,
         source_format=FORMAT,
+        streams=document.streams,
         imported=_record(document) if document.adapter else None,
     )
 

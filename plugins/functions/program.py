@@ -13,23 +13,27 @@ import importlib.util
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from millstream.plugins.children.confined import ModelError, Run, located, main
 from millstream.plugins.children.message_channel import Message, TensorData
+from millstream.plugins.children.streamed import Streaming
 from millstream.plugins.functions.around_model import POST, PRE, AroundModel, ModelSession, model_beside
 from millstream.plugins.functions.event_loop import PipePolicy
-from millstream.plugins.functions.hints import HintCodec, HintError, Parameter, inputs_of, results_of
+from millstream.plugins.functions.hints import HintCodec, HintError, Parameter, inputs_of, part_of, results_of
 from millstream.plugins.functions.lit_api import function_of, is_lit_api
 
 PREDICT = "predict"
 _ADAPTERS = "millstream.plugins.functions"
 _SHOWN = 5  # names in a message
+#: declares how many requests a generator answers at once
+STREAMS, STREAMS_MAX = "STREAMS", 1024
+ASYNC_STREAMS = 64  # of an asynchronous generator that declares nothing
 
 
-def load(task: dict[str, Any]) -> tuple[dict[str, Any], Run]:
+def load(task: dict[str, Any]) -> tuple[dict[str, Any], Run | Streaming]:
     """Import the file of a task, and return what its function takes and answers, and what runs it.
 
     Raises ModelError, with the line where it failed.
@@ -55,7 +59,7 @@ def load(task: dict[str, Any]) -> tuple[dict[str, Any], Run]:
             if inspect.isclass(function):
                 function = function_of(function) if is_lit_api(function) else _opened(function, loop)
         called = Called(folder, name, function, loop)
-    return called.described(), lambda message: Message({}, called.run(message.tensors))
+    return called.described(), called.streaming() or (lambda message: Message({}, called.run(message.tensors)))
 
 
 def _imported(path: Path) -> Any:
@@ -125,10 +129,8 @@ class Called:
         self._name = name
         self._function = function
         self._loop = loop
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ModelError(
-                f"{self._name} is a generator: replies in parts are not served yet; return the whole answer"
-            )
+        self._yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        self._streams = self._streams_declared() if self._yields else 0
         self._is_async = inspect.iscoroutinefunction(function)
         try:
             self._inputs, (self._outputs, self._tuples) = self._hints()
@@ -138,7 +140,7 @@ class Called:
         self._by_row = not any(value.of_rows for value in self._inputs)
         #: whether it takes and answers rows; otherwise each request runs alone
         counted = {value.codec.rows for value in (*self._inputs, *self._outputs)} - {""}
-        self._batches = self._by_row or (all(of_rows) and len(counted) <= 1)
+        self._batches = (self._by_row or (all(of_rows) and len(counted) <= 1)) and not self._yields
 
     def _hints(self) -> tuple[list[Parameter], tuple[list[Parameter], bool]]:
         if isinstance(self._function, AroundModel):
@@ -146,7 +148,40 @@ class Called:
         inputs = inputs_of(self._function)
         of_row = not any(value.of_rows for value in inputs)
         returned = typing.get_type_hints(self._function, include_extras=True).get("return")
-        return inputs, results_of(returned, of_row=of_row)
+        return inputs, results_of(part_of(returned) if self._yields else returned, of_row=of_row)
+
+    def _streams_declared(self) -> int:
+        """Return how many requests run at once: STREAMS of the class or the file, else one, or many of a coroutine."""
+        owner = getattr(self._function, "__self__", None) or sys.modules.get(self._function.__module__)
+        declared = getattr(owner, STREAMS, ASYNC_STREAMS if inspect.isasyncgenfunction(self._function) else 1)
+        if not isinstance(declared, int) or not 1 <= declared <= STREAMS_MAX:
+            raise ModelError(f"{self._name}: {STREAMS} is a number from 1 to {STREAMS_MAX}, not {declared!r}")
+        return declared
+
+    def streaming(self) -> Streaming | None:
+        """Return what answers in parts; None: it answers at once."""
+        if not self._yields:
+            return None
+        is_async = inspect.isasyncgenfunction(self._function)
+        answers = self._async_parts if is_async else self._parts
+        return Streaming(answers, self._streams, self._loop if is_async else None)
+
+    def _parts(self, tensors: Sequence[TensorData]) -> Iterator[Sequence[TensorData]]:
+        with located(self._folder):
+            for result in self._function(**self._arguments(self._values(tensors))):
+                yield self._part(result)
+
+    async def _async_parts(self, tensors: Sequence[TensorData]) -> AsyncIterator[Sequence[TensorData]]:
+        with located(self._folder):
+            async for result in self._function(**self._arguments(self._values(tensors))):
+                yield self._part(result)
+
+    def _part(self, result: Any) -> Sequence[TensorData]:
+        found = list(result) if self._tuples else [result]
+        if len(found) != len(self._outputs):
+            raise ModelError(f"{self._name} yielded {len(found)} results, and {len(self._outputs)} were declared")
+        columns = [column if value.of_rows else [column] for value, column in zip(self._outputs, found, strict=True)]
+        return [self._tensor(value, column) for value, column in zip(self._outputs, columns, strict=True)]
 
     def described(self) -> dict[str, Any]:
         """Return the inputs and outputs with their shapes, and whether requests may share a run."""
@@ -157,6 +192,7 @@ class Called:
             "columns": list(getattr(self._function, "columns", ())),
             "kinds": {value.name: value.codec.kind for value in (*self._inputs, *self._outputs)},
             "batches": self._batches,
+            "streams": self._streams,
         }
 
     def _spec(self, value: Parameter) -> dict[str, Any]:
@@ -167,17 +203,26 @@ class Called:
 
     def run(self, tensors: Sequence[TensorData]) -> Sequence[TensorData]:
         """Call the function with the rows of tensors. Raises InputError, ModelError."""
-        given = {tensor.name: tensor for tensor in tensors}
-        values = {
-            value.name: value.codec.decode(given[value.name].data, given[value.name].shape)
-            for value in self._inputs
-            if value.name in given
-        }
+        values = self._values(tensors)
         rows = len(next(iter(values.values()), ()))
         with located(self._folder):
             results = self._called(values, rows)
         columns = self._columns(results, rows)
         return [self._tensor(value, column) for value, column in zip(self._outputs, columns, strict=True)]
+
+    def _values(self, tensors: Sequence[TensorData]) -> dict[str, Sequence[Any]]:
+        """Return the values of rows, by parameter. Raises InputError."""
+        given = {tensor.name: tensor for tensor in tensors}
+        return {
+            value.name: value.codec.decode(given[value.name].data, given[value.name].shape)
+            for value in self._inputs
+            if value.name in given
+        }
+
+    def _arguments(self, values: dict[str, Sequence[Any]]) -> dict[str, Any]:
+        """Return what a function of all rows is called with."""
+        of_rows = {value.name: value.of_rows for value in self._inputs}
+        return {name: column if of_rows[name] else column[0] for name, column in values.items()}
 
     def _called(self, values: dict[str, Sequence[Any]], rows: int) -> Any:
         """Return the results: a list of one for each row, or the one of all rows."""
@@ -186,9 +231,7 @@ class Called:
             if self._is_async:
                 return self._loop.run_until_complete(_all(self._function, calls))
             return [self._function(**arguments) for arguments in calls]
-        whole = {value.name: value for value in self._inputs}
-        arguments = {name: column if whole[name].of_rows else column[0] for name, column in values.items()}
-        result = self._function(**arguments)
+        result = self._function(**self._arguments(values))
         return self._loop.run_until_complete(result) if self._is_async else result
 
     def _columns(self, results: Any, rows: int) -> list[Any]:

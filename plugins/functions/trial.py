@@ -146,6 +146,9 @@ def _document(child: InstanceProcess, folder: Path, asked: Tried, said: Mapping[
         outputs=tuple(TensorSpec.model_validate(one) for one in said["outputs"]),
         batching=bool(said["batches"]),
     )
+    streams = int(said["streams"])
+    if streams:
+        child.begin_streams()
     trial, why = _one_row(child, signature, said["kinds"])
     unknown = f"No generated input runs, so only requests will show whether it works: {why}."
     return FunctionDocument(
@@ -154,6 +157,7 @@ def _document(child: InstanceProcess, folder: Path, asked: Tried, said: Mapping[
         importer=asked.importer,
         columns=tuple(said["columns"]),
         signature=signature,
+        streams=streams,
         kinds=said["kinds"],
         batching=_batching(child, signature, trial),
         trial=trial,
@@ -164,7 +168,8 @@ def _document(child: InstanceProcess, folder: Path, asked: Tried, said: Mapping[
 
 def _batching(child: InstanceProcess, signature: Signature, trial: TrialInputs | None) -> Batching:
     if not signature.batching:
-        return Batching(decided="off", reason="the function takes no rows")
+        why = "it answers in parts" if child.streams else "the function takes no rows"
+        return Batching(decided="off", reason=why)
     differs = "" if trial is None else _compared(child, signature, trial)
     if differs:
         return Batching(decided="unmerged", reason=one_line(f"rows answer differently together than alone: {differs}"))
@@ -217,8 +222,9 @@ def _equal(expected: Array, found: Array) -> bool:
 
 def _run(child: InstanceProcess, signature: Signature, inputs: Mapping[str, Array]) -> dict[str, Array]:
     datatypes = {spec.name: spec.datatype for spec in signature.inputs}
-    answered = child.run([to_tensor(name, datatypes[name], array) for name, array in inputs.items()])
+    tensors = [to_tensor(name, datatypes[name], array) for name, array in inputs.items()]
+    answered = child.first_part(tensors) if child.streams else child.run(tensors).tensors
     try:
-        return {tensor.name: to_array(tensor) for tensor in answered.tensors}
+        return {tensor.name: to_array(tensor) for tensor in answered}
     except ValueError as error:
         raise RunError("model", str(error)) from error

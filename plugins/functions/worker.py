@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from millstream.plugins.children.process import InstanceProcesses
+from millstream.plugins.children.streaming_worker import StreamingChild
 from millstream.plugins.children.worker import ChildInstance, RequestsInstance, memory_bytes_max
 from millstream.plugins.functions.document import (
     FORMAT,
@@ -77,7 +78,8 @@ class Python(CpuBackend):
             f"{folder.parent.name}:{folder.name}",
             _runs_in(python, threads),
         )
-        return ChildInstance(partial(self._children.start, program), self.title, signature, stop)
+        kind = StreamingChild if document.streams else ChildInstance
+        return kind(partial(self._children.start, program), self.title, signature, stop)
 
     def _triton_model(
         self, path: Path, signature: Signature, threads: int, stop: Stop | None, options: Options

@@ -33,6 +33,8 @@ COMPILED = "compiled"
 TENSORS_MAX = 1024
 NAME_CHARACTERS_MAX = 512
 RANK_MAX = 32
+#: requests that an instance answers at once, in parts
+STREAMS_MAX = 1024
 #: files of one version that a worker reads: the model and its weights
 FILES_MAX = 10_001
 #: how much larger than the upload limit a rewritten model may be
@@ -139,6 +141,7 @@ class CheckedModel(BaseModel):
         labels: files with the class names of outputs, one per line, by output.
         options: as in a manifest; the check does not know them, importers of what is code add them.
         parts, merged: as in a manifest; the check does not know them, the gateway adds them.
+        streams: as in a manifest.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -160,6 +163,7 @@ class CheckedModel(BaseModel):
     parts: tuple[VersionPart, ...] = Field((), max_length=0)
     options: dict[str, str] = Field({}, max_length=0)
     merged: tuple[VersionPart, ...] = Field((), max_length=0)
+    streams: int = Field(0, ge=0, le=STREAMS_MAX)
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

@@ -434,6 +434,7 @@ class ModelUpload:
             parts=checked.parts,
             options=checked.options,
             merged=checked.merged,
+            streams=checked.streams,
         )
 
 

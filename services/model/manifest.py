@@ -276,16 +276,6 @@ class ImportRecord(ImportFacts):
     samples: str | None = Field(None, max_length=1000)
 
 
-class BorrowedLabels(BaseModel):
-    """The file with the class names of an output of a composed version: that of the version which makes the output."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: str
-    version: int
-    file: SourceFile
-
-
 class VersionPart(BaseModel):
     """A version that a step of a composed version runs.
 
@@ -293,7 +283,6 @@ class VersionPart(BaseModel):
         step: the step's name.
         content_id: of the version when the composed one was uploaded; another one of its number does not stand for it.
         named: the upload named the version. Otherwise it was the one that served then.
-        labels: class names of outputs of the composed version that this step makes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -303,7 +292,6 @@ class VersionPart(BaseModel):
     version: int
     content_id: str
     named: bool = False
-    labels: dict[str, BorrowedLabels] = {}
 
     @property
     def label(self) -> str:
@@ -326,6 +314,7 @@ class Manifest(BaseModel):
         parts: versions that a composed version runs, one for each step: gateways run it, and no worker loads it.
         options: of the load of its own file (workers/backends/base.py), beside those of the worker.
         merged: versions that it was made of at its upload, one for each step; it needs them no longer.
+        streams: how many requests an instance answers at once, each in 0 to n parts; 0: each has one answer.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -354,6 +343,7 @@ class Manifest(BaseModel):
     parts: tuple[VersionPart, ...] = ()
     options: dict[str, str] = {}
     merged: tuple[VersionPart, ...] = ()
+    streams: int = 0
 
     @property
     def is_told(self) -> bool:

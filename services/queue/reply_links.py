@@ -113,7 +113,7 @@ class ReplyLinks(Generic[Token]):
         """Return the connection to a gateway that dispatches batches directly; None: it does not, or not yet."""
         link = self._links.get(gateway) or self._connect(gateway, elsewhere=False)
         try:
-            return link.socket if isinstance(link, _LocalLink) and link.welcome() == WELCOME_DIRECT else None
+            return link.socket if isinstance(link, LocalLink) and link.welcome() == WELCOME_DIRECT else None
         except BlockingIOError:
             return None
         except OSError as error:
@@ -140,7 +140,7 @@ class ReplyLinks(Generic[Token]):
 
     def _log_in(self, gateway: str, address: ReplyAddress) -> None:
         try:
-            link = _RemoteLink[Token](address, self._keys.pool)
+            link = RemoteLink[Token](address, self._keys.pool)
         except OSError as error:
             log.debug("replies to gateway %s go through Redis: %s", gateway, error)
             self._leave_alone(gateway)
@@ -197,7 +197,7 @@ class ReplyLinks(Generic[Token]):
             self.close()
         self._close_ended()
         try:
-            link = _LocalLink[Token](self._folder, socket_name(self._keys.of_installation.installation, gateway))
+            link = LocalLink[Token](self._folder, socket_name(self._keys.of_installation.installation, gateway))
         except OSError as error:
             log.debug("gateway %s has no socket on this host: %s", gateway, error)
             if elsewhere:
@@ -259,7 +259,7 @@ class _Link(ABC, Generic[Token]):
         return []
 
 
-class _LocalLink(_Link[Token]):
+class LocalLink(_Link[Token]):
     """A connection to a gateway on this host."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -291,7 +291,7 @@ class _LocalLink(_Link[Token]):
         return Sent.DELIVERED
 
 
-class _RemoteLink(_Link[Token]):
+class RemoteLink(_Link[Token]):
     """A connection to the reply port of a gateway on another host. Its constructor blocks, and raises OSError."""
 
     def __init__(self, address: ReplyAddress, pool: str) -> None:

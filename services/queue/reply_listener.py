@@ -30,6 +30,14 @@ from millstream.services.queue.reply_protocol import (
     socket_name,
 )
 from millstream.services.wire.batch import is_control
+from millstream.services.wire.part_messages import (
+    KIND_FRAGMENT,
+    KIND_LAST_FRAGMENT,
+    KIND_PART,
+    KIND_TWO_WAY,
+    PART_BYTES_MAX,
+    is_of_stream,
+)
 
 log = logging.getLogger("millstream.queue")
 
@@ -48,8 +56,23 @@ class DirectPeer(Protocol):
         """Handle the end of a connection. `link` is closed after it."""
 
 
+class StreamPeer(Protocol):
+    """Handles the parts of replies that workers send."""
+
+    def part(self, link: ReplyLink, data: bytes) -> None:
+        """Handle a part (wire/part_messages.py). Raises ValueError."""
+
+    def closed(self, link: ReplyLink) -> None:
+        """Handle the end of a connection."""
+
+
 class ReplyListener(ABC):
-    """Accepts the connections of workers on a listening socket. Call it only in the event loop."""
+    """Accepts the connections of workers on a listening socket. Call it only in the event loop.
+
+    `streams` gets the parts of replies; None: this gateway asks for none.
+    """
+
+    streams: StreamPeer | None = None
 
     def __init__(self) -> None:
         self.links: set[ReplyLink] = set()
@@ -99,13 +122,45 @@ class ReplyLink(ABC):
 
     def __init__(self, listener: ReplyListener, connection: socket.socket) -> None:
         self.socket = connection
+        self.pool: str | None = None  # of the worker, once it has logged in; None: it is on this host
+        self.two_way = False  # whether it carries streams, and gets messages
+        self._whole = bytearray()  # fragments of a message
         self._others = listener.links
+        self._streams = listener.streams
         listener.links.add(self)
         asyncio.get_running_loop().add_reader(connection.fileno(), self._receive)
 
     @abstractmethod
     def take(self, data: bytes) -> None:
         """Handle what the worker sent."""
+
+    def take_stream(self, data: bytes) -> None:
+        """Handle a message of wire/part_messages.py. Raises ValueError."""
+        kind = data[0]
+        if kind == KIND_TWO_WAY:
+            self.two_way = True
+        elif self._streams is None or not self.two_way:
+            raise ValueError("it was asked for no parts")
+        elif kind == KIND_PART:
+            self._streams.part(self, data)
+        elif kind in {KIND_FRAGMENT, KIND_LAST_FRAGMENT}:
+            self._whole += data[1:]
+            if len(self._whole) > PART_BYTES_MAX:
+                raise ValueError(f"a part of more than {PART_BYTES_MAX} bytes")
+            if kind == KIND_LAST_FRAGMENT:
+                whole, self._whole = bytes(self._whole), bytearray()
+                self._streams.part(self, whole)
+        else:
+            raise ValueError(f"a message of kind {kind}")
+
+    def say(self, message: bytes) -> None:
+        """Send a message of a few bytes to the worker, or close the connection: it does not read."""
+        try:
+            whole = self.socket.send(message, socket.MSG_NOSIGNAL) == len(message)
+        except OSError:
+            whole = False
+        if not whole:
+            self.close()
 
     def _receive(self) -> None:
         """Read once: the event loop calls again while there is more, but not after a reset; then read to the end."""
@@ -133,6 +188,8 @@ class ReplyLink(ABC):
             self._others.discard(self)
             asyncio.get_running_loop().remove_reader(self.socket.fileno())
             self.socket.close()
+            if self._streams is not None and self.two_way:
+                self._streams.closed(self)
 
 
 class ReplySocket(ReplyListener):
@@ -225,6 +282,8 @@ class _SocketLink(ReplyLink):
         try:
             if direct is not None and is_control(data):
                 direct.message(self.socket, data)
+            elif is_of_stream(data):
+                self.take_stream(data)
             else:
                 self._listener.on_reply(data)
         except ValueError as error:

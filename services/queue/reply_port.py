@@ -29,6 +29,7 @@ from millstream.services.queue.reply_protocol import (
     gateway_proof,
     pool_secret,
 )
+from millstream.services.wire.part_messages import is_of_stream
 
 log = logging.getLogger("millstream.queue")
 
@@ -125,7 +126,6 @@ class _PortLink(ReplyLink):
         super().__init__(port, connection)
         self._port = port
         self._nonce = os.urandom(NONCE_BYTES)
-        self._pool: str | None = None  # of the worker that has logged in
         self._received = bytearray()
         self._taken = 0
         with suppress(OSError):
@@ -134,7 +134,7 @@ class _PortLink(ReplyLink):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         port.logins.add(self)
         self._timer = asyncio.get_running_loop().call_later(LOGIN_S_MAX, self._refuse, "it did not log in in time")
-        self._send(HELLO + self._nonce)
+        super().say(HELLO + self._nonce)
 
     def _refuse(self, why: str) -> None:
         self._port.refuse(self.socket, why)
@@ -149,10 +149,10 @@ class _PortLink(ReplyLink):
     def take(self, data: bytes) -> None:
         self._received += data
         try:
-            if self._pool is not None or self._log_in():
+            if self.pool is not None or self._log_in():
                 self._take_replies()
         except ValueError as error:
-            if self._pool is None:
+            if self.pool is None:
                 self._refuse(str(error))
                 return
             log.warning("the connection of a worker on another host is closed: %s", error)
@@ -169,8 +169,8 @@ class _PortLink(ReplyLink):
             raise ValueError("it does not know the pool's secret")
         self._timer.cancel()
         self._port.logins.discard(self)
-        self._pool = pool
-        self._send(gateway_proof(secret, self._nonce, login.nonce))
+        self.pool = pool
+        super().say(gateway_proof(secret, self._nonce, login.nonce))
         return True
 
     def _take_replies(self) -> None:
@@ -188,27 +188,25 @@ class _PortLink(ReplyLink):
                 at = end
         finally:
             del received[:at]
-            if self._taken > before:
-                self._send(RECEIPT.pack(self._taken))
+            if self._taken > before and not self.two_way:
+                super().say(RECEIPT.pack(self._taken))
 
     def _take(self, reply: bytes) -> None:
-        assert self._pool is not None
+        assert self.pool is not None
         try:
-            self._port.on_reply(self._pool, reply)
+            if is_of_stream(reply):
+                self.take_stream(reply)
+            else:
+                self._port.on_reply(self.pool, reply)
         except ValueError as error:
             raise ValueError(f"what it sent is no reply: {error}") from error
         except Exception:
             log.exception("handling a reply failed")
         self._taken += 1
 
-    def _send(self, data: bytes) -> None:
-        """Send a few bytes, or close the connection: its worker does not read."""
-        try:
-            sent = self.socket.send(data, socket.MSG_NOSIGNAL)
-        except OSError:
-            sent = 0
-        if sent < len(data):
-            self.close()
+    def say(self, message: bytes) -> None:
+        """Send a frame to the worker."""
+        super().say(FRAME_HEAD.pack(len(message)) + message)
 
 
 def _bind(host: str, port: int) -> socket.socket:

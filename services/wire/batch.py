@@ -51,9 +51,9 @@ ENDLESS = "endless"
 ABSENT = (-1,)  # instead of the shape of an optional input that the requests do not have
 _BATCH_START = struct.Struct("<IB")
 _REPLY_START = struct.Struct("<BIB")
-_PADDING = tuple(bytes(-length % ALIGN_BYTES) for length in range(ALIGN_BYTES))  # by length before it, mod ALIGN_BYTES
+PADDING = tuple(bytes(-length % ALIGN_BYTES) for length in range(ALIGN_BYTES))  # by length before it, mod ALIGN_BYTES
 #: errors of garbled bytes; a ValueError of our own keeps its message
-_UNREADABLE = (struct.error, msgspec.MsgspecError, UnicodeDecodeError, IndexError, RecursionError)
+UNREADABLE = (struct.error, msgspec.MsgspecError, UnicodeDecodeError, IndexError, RecursionError)
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -89,6 +89,7 @@ class BatchHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
     probe: bool = False  # a readiness probe of the gateway itself
     reply_formats: tuple[int, ...] = REPLY_FORMATS  # reply formats that the gateway reads
     told: list[bytes] = []  # per request, JSON of what its caller said beside the tensors; []: the model is not told
+    window: int = 0  # bytes of parts of the answer that may be on their way (wire/part_messages.py); 0: one reply
 
 
 class ReplyOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -154,16 +155,16 @@ def encode_batch(header: BatchHeader, tensors: Sequence[Any], format_: int | Non
     head = _pack(header)
     length = len(head)
     start = _BATCH_START.pack(length, format_ or BATCH_FORMATS[-1])
-    return b"".join((start, head, _PADDING[(_BATCH_START.size + length) % ALIGN_BYTES], *tensors))
+    return b"".join((start, head, PADDING[(_BATCH_START.size + length) % ALIGN_BYTES], *tensors))
 
 
 def decode_batch(data: bytes) -> tuple[BatchHeader, memoryview]:
     """Return the header and the inline bytes. Raises ValueError if it is no batch, or its format is unknown."""
     try:
         length, format_ = _BATCH_START.unpack_from(data)
-        head, inline = _split(data, _BATCH_START.size, length, format_, BATCH_FORMATS)
+        head, inline = split(data, _BATCH_START.size, length, format_, BATCH_FORMATS)
         return _read_batch(head), inline
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ValueError(f"not a batch: {error}") from error
 
 
@@ -175,7 +176,7 @@ def encode_reply(header: ReplyHeader, tensors: Sequence[Any], format_: int | Non
     head = _pack(header)
     length = len(head)
     start = _REPLY_START.pack(KIND_REPLY, length, format_ or REPLY_FORMATS[-1])
-    return b"".join((start, head, _PADDING[(_REPLY_START.size + length) % ALIGN_BYTES], *tensors))
+    return b"".join((start, head, PADDING[(_REPLY_START.size + length) % ALIGN_BYTES], *tensors))
 
 
 def encode_given_up(name: str) -> bytes:
@@ -196,13 +197,13 @@ def decode_reply(data: bytes) -> tuple[ReplyHeader, memoryview] | str:
         if data[0] != KIND_REPLY:
             raise ValueError(f"a message of kind {data[0]}")
         _, length, format_ = _REPLY_START.unpack_from(data)
-        head, inline = _split(data, _REPLY_START.size, length, format_, REPLY_FORMATS)
+        head, inline = split(data, _REPLY_START.size, length, format_, REPLY_FORMATS)
         return _read_reply(head), inline
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ValueError(f"not a reply: {error}") from error
 
 
-def _split(data: bytes, start: int, length: int, format_: int, formats: Sequence[int]) -> tuple[memoryview, memoryview]:
+def split(data: bytes, start: int, length: int, format_: int, formats: Sequence[int]) -> tuple[memoryview, memoryview]:
     """Return the header of `length` bytes that begins at `start`, and the bytes after the padding."""
     if format_ not in formats:
         raise ValueError(f"its format is {format_}, and this release reads {', '.join(map(str, formats))}")

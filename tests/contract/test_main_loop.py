@@ -23,6 +23,7 @@ from millstream.workers.batches.consumer import Consumer, Finished
 from millstream.workers.batches.direct_work import DirectWork
 from millstream.workers.batches.lease import Lease, ReplyWriter
 from millstream.workers.batches.live_check import LiveCheck
+from millstream.workers.batches.open_streams import OpenStreams
 from millstream.workers.batches.reply_sender import ReplySender
 from millstream.workers.batches.watchdog import LoopState
 from millstream.workers.metrics import WorkerMetrics
@@ -98,9 +99,11 @@ def main_loop(pool: Pool, tmp_path: Path) -> Iterator[MainLoop]:
         return Consumer(pool.address, pool.keys, "w", pool.clock)
 
     links = ReplyLinks[Lease](tmp_path, pool.keys)
-    writer = ReplyWriter("w", Segments(tmp_path), 1 << 20, 1 << 20, lambda _: True)
+    segments = Segments(tmp_path)
+    writer = ReplyWriter("w", segments, 1 << 20, 1 << 20, lambda _: True)
     direct = DirectWork(links, pool.keys, "w", models, pool.clock, Spin(0), on=False)
-    replies = ReplySender(writer, links, lambda _: True, direct)
+    streams = OpenStreams(connect, pool.keys, tmp_path, "w", segments, pool.clock)
+    replies = ReplySender(writer, links, lambda _: True, direct, streams)
     registry = MetricsRegistry(None, "w")
     check = LiveCheck(0, models, lambda *_: [], lambda *_: None)
     metrics = WorkerMetrics(registry, "cpu", "w", "cpu")

@@ -29,6 +29,7 @@ _BLOCKING = (
     (r"\b(?:async|await) ", ""),
     (r"\b__a(enter|exit)__\b", r"__\1__"),
     (r"\bAsyncClient\b", "Client"),
+    (r"\bAsyncIterator\b", "Iterator"),
     (r"\bAwaitingTransport\b", "BlockingTransport"),
 )
 

@@ -71,7 +71,9 @@ def lease_of(attempt: int = 1, shm: ShmSlice | None = None, slot: ShmSlice | Non
 def sender_of(links: Links, *, valid: bool = True, inline_bytes_max: int = 1 << 20) -> ReplySender:
     segments: Any = None
     writer = ReplyWriter("w", segments, inline_bytes_max, 1 << 20, lambda _: False)
-    return ReplySender(writer, links, lambda leased_at: valid and leased_at == 5.0, Direct())  # type: ignore[arg-type]
+    direct: Any = Direct()
+    streams: Any = None  # these replies are whole
+    return ReplySender(writer, links, lambda leased_at: valid and leased_at == 5.0, direct, streams)  # type: ignore[arg-type]
 
 
 def result_of(lease: Lease) -> RunResult:

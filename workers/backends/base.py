@@ -171,6 +171,40 @@ def takes_requests(instance: Instance | None) -> bool:
     return bool(getattr(instance, "takes_requests", False))
 
 
+class StreamSink(Protocol):
+    """Takes the answers to one request. Its methods may be called in any thread, and wait while nobody reads."""
+
+    def part(self, outputs: Sequence[Array]) -> None:
+        """Take one answer: all outputs in the signature's order, as of `Instance.run`."""
+
+    def end(self, failure: Failure | None = None) -> None:
+        """Take the end: no further answer comes. `failure`: why it is not the end that the model had in mind."""
+
+
+class OpenStream(Protocol):
+    """A request that runs. Its methods return at once, and may be called in any thread."""
+
+    def taken(self, ordinal: int) -> None:
+        """Note that the caller has the parts up to `ordinal`, which begins with 1: these leave the window."""
+
+    def cancel(self) -> None:
+        """Have the run end soon, and with it the stream: its caller is gone."""
+
+
+class StreamingInstance(Instance, Protocol):
+    """An instance that answers a request in parts (`Manifest.streams`), several requests at once.
+
+    `run` answers with the first part alone: warm-ups and readiness probes need no more.
+    """
+
+    def open(self, inputs: Mapping[str, Array], window_bytes: int, sink: StreamSink) -> OpenStream:
+        """Begin to run a request. Returns at once; the sink gets its end exactly once, also where it fails.
+
+        `window_bytes`: of parts that the caller does not have yet; while they are more, the run waits.
+        Raises Failure if it cannot begin.
+        """
+
+
 class Backend(Protocol):
     """An inference library. Importing its module must not import the library."""
 

@@ -18,6 +18,7 @@ from millstream.services.wire.batch import encode_given_up
 from millstream.workers.batches.consumer import Consumer, Finished
 from millstream.workers.batches.direct_work import DirectWork
 from millstream.workers.batches.lease import Lease, ReplyWriter
+from millstream.workers.batches.open_streams import OpenStreams
 from millstream.workers.batches.runner import RunResult
 from millstream.workers.metrics import WorkerMetrics
 
@@ -39,11 +40,13 @@ class ReplySender:
         links: ReplyLinks[Lease],
         lease_valid: Callable[[float], bool],
         direct: DirectWork,
+        streams: OpenStreams,
     ) -> None:
         self.writer = writer
         self._links = links
         self._lease_valid = lease_valid
         self.direct = direct
+        self.streams = streams
         # Since the last `count`.
         self.redis_bytes = 0
         self.by_redis = 0

@@ -108,12 +108,16 @@ def scalars(parameters: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 def read_request_options(parameters: Mapping[str, Any]) -> RequestOptions:
     """Return the options in a request's parameters. Raises Failure: INVALID, UNSUPPORTED for sequences."""
     values = scalars(parameters)
-    values.pop("triton_enable_empty_final_response", None)  # each request of a stream has one reply, which is the last
+    values.pop(EMPTY_FINAL, None)  # of an answer in parts; any other has one reply, which is the last
     _, timeout_s, priority = read_parameters(values)
     custom = custom_parameters(values)
     if timeout_s or priority or custom:
         return RequestOptions(timeout_s, priority, parameters=custom)
     return DEFAULT_OPTIONS
+
+
+#: parameter of a request that wants an empty response after the last part of its answer
+EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
 class GrpcCall(NamedTuple):
@@ -127,6 +131,7 @@ class GrpcCall(NamedTuple):
     output_options: dict[int, OutputOption] | None = None  # by index, for outputs that are not sent as plain tensors
     shared_memory_bytes: int = 0  # size of the inputs that were in shared memory
     by_column: bool = False  # the request gave columns by name, of which the inputs were made
+    empty_final: bool = False  # whether it wants an empty response after the last part of its answer
 
 
 class GrpcDecoder:
@@ -160,8 +165,9 @@ class GrpcDecoder:
         if len(request.id) > ID_CHARACTERS_MAX:
             raise invalid(f"the request's 'id' is longer than {ID_CHARACTERS_MAX} characters")
         return GrpcCall(
-            inputs, rows, options, outputs, request.id, output_options or None, shared_memory_bytes, by_column
-        )
+            inputs, rows, options, outputs, request.id, output_options or None, shared_memory_bytes, by_column,
+            EMPTY_FINAL in request.parameters and request.parameters[EMPTY_FINAL].bool_param,
+        )  # fmt: skip
 
     def _columns(self, failure: Failure, request: Any) -> tuple[list[InputTensor], int, int]:
         """Return what `_inputs` does of a request, refused with `failure`, that gives columns by name."""

@@ -26,6 +26,9 @@ _FINAL = pb.ModelInferResponse()
 _FINAL.parameters["triton_final_response"].bool_param = True
 #: parameter that marks a reply in a stream as the last reply to its request
 FINAL: bytes = _FINAL.SerializeToString()
+_FINAL.parameters["triton_final_response"].bool_param = False
+#: the same of a part of an answer
+NOT_FINAL: bytes = _FINAL.SerializeToString()
 
 
 def varint(number: int) -> bytes:
@@ -89,6 +92,13 @@ class GrpcEncoder:
             raw = raw_bytes(output)
             pieces += (_RAW, varint(len(raw)), raw)
         return b"".join(pieces)
+
+    def empty_final(self, request_id: str) -> bytes:
+        """Return a response without outputs that ends an answer in parts."""
+        response = pb.ModelInferResponse(model_name=self._model, model_version=self._version, id=request_id)
+        response.parameters["triton_final_response"].bool_param = True
+        encoded: bytes = response.SerializeToString()
+        return encoded
 
     def _with_option(self, index: int, output: OutputTensor, option: OutputOption | None) -> OutputTensor:
         """Return `output` as classes, or, after writing it to shared memory, its shape without data."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,14 +20,16 @@ from millstream.gateway.access.principal import Principal
 from millstream.gateway.connection.budgets import ReplyPermit
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.grpc.codec.decode import FIELDS, GrpcCall, GrpcDecoder
-from millstream.gateway.grpc.codec.encode import GrpcEncoder
+from millstream.gateway.grpc.codec.encode import FINAL, NOT_FINAL, GrpcEncoder
 from millstream.gateway.grpc.codec.envelopes import Envelopes, MessageEnvelope, inputs_of
 from millstream.gateway.grpc.codec.messages import PACKED, Messages, parse_infer, set_compression
-from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller
+from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
 from millstream.gateway.scheduling.model_route import ModelRoute
+from millstream.gateway.scheduling.streams import Stream
 from millstream.gateway.tensors.examples import Filled, Sample, Target, json_text, python_text, raw_element, samples
-from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.input_plans import InputPlans, Inputs
 from millstream.gateway.tensors.json_document import excerpt
+from millstream.gateway.tensors.outputs import Reply
 from millstream.gateway.tensors.prepared import PreparedPlans, prepared_for
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BINARY_ONLY, BYTES
@@ -39,6 +41,22 @@ class _Codec(NamedTuple):
     decoder: GrpcDecoder
     encoder: GrpcEncoder
     prepared: GrpcDecoder | None  # of requests that give texts or encoded files
+
+
+class AnswerParts(NamedTuple):
+    """An answer in parts. `write`: encodes one as a response. `last`: a response after the last; b"": there is none."""
+
+    request_id: str
+    stream: Stream
+    write: Callable[[Reply], bytes]
+    last: bytes
+
+
+class _Read(NamedTuple):
+    route: ModelRoute
+    call: GrpcCall
+    size_bytes: int
+    remaining_s: float | None
 
 
 class InferCalls:
@@ -71,21 +89,42 @@ class InferCalls:
         messages.ending(context)
         return reply
 
-    async def reply(self, body: bytes, remaining_s: float | None, permit: ReplyPermit, extra: bytes = b"") -> bytes:
+    async def reply(self, body: bytes, remaining_s: float | None, permit: ReplyPermit) -> bytes:
         """Return the reply to one request. Raises Failure.
 
         Args:
             body: the encoded request.
             remaining_s: seconds until the deadline of the call; None: it has no deadline.
             permit: counts the reply in the reply budget.
-            extra: as in GrpcEncoder.encode.
         """
+        return await self._run(await self._read(body, remaining_s), permit, b"")
+
+    async def reply_in_stream(self, body: bytes, remaining_s: float | None, permit: ReplyPermit) -> bytes | AnswerParts:
+        """Return the reply to one request of a stream, or the parts of its answer. Arguments and Failure as `reply`."""
+        read = await self._read(body, remaining_s)
+        manifest = read.route.lane.manifest
+        if not manifest.streams:
+            return await self._run(read, permit, FINAL)
+        inputs, rows, _, outputs, request_id, output_options, shared_memory_bytes, *_ = read.call
+        options = self._limited(read)
+        encoder = self._codecs[read.route.plans].encoder
+        stream = self._caller.stream(
+            read.route,
+            Inputs(inputs, rows),
+            read.size_bytes + shared_memory_bytes,
+            options._replace(outputs=outputs),
+        )
+        write = partial(encoder.encode, outputs, request_id, extra=NOT_FINAL, output_options=output_options)
+        return AnswerParts(request_id, stream, write, encoder.empty_final(request_id) if read.call.empty_final else b"")
+
+    async def _read(self, body: bytes, remaining_s: float | None) -> _Read:
+        """Return a request in decoded form. Raises Failure."""
         envelope = self._envelopes.find(body)
         if envelope is not None:
             route = self._caller.find(envelope.model, envelope.version or None)
             if route.plans is envelope.plans:
                 call = GrpcCall(inputs_of(body, envelope), envelope.rows, DEFAULT_OPTIONS, envelope.outputs)
-                return await self._run(route, call, len(body), remaining_s, permit, extra)
+                return _Read(route, call, len(body), remaining_s)
         size_bytes = len(body)
         if body and body[0] in PACKED:
             body = await self._messages.plain(body)
@@ -109,7 +148,7 @@ class InferCalls:
                     remaining_s = max(remaining_s - (time.monotonic() - began), 0.0)
             else:
                 self._envelopes.learn(body, request, route.plans, call)
-        return await self._run(route, call, size_bytes, remaining_s, permit, extra)
+        return _Read(route, call, size_bytes, remaining_s)
 
     def largest_tensor(self, size_bytes: int, first: bytes) -> tuple[int, int] | None:
         """Return where the largest tensor of an arriving message is, as Envelopes does."""
@@ -133,27 +172,25 @@ class InferCalls:
             return None
         return route, envelope, self._codecs[route.plans].encoder
 
-    def _run(
-        self,
-        route: ModelRoute,
-        call: GrpcCall,
-        size_bytes: int,
-        remaining_s: float | None,
-        permit: ReplyPermit,
-        extra: bytes,
-    ) -> Coroutine[Any, Any, bytes]:
-        inputs, rows, options, outputs, request_id, output_options, shared_memory_bytes, _ = call
-        if remaining_s is not None:
-            timeout_s = route.timeout_s if options.timeout_s is None else options.timeout_s
-            options = options._replace(timeout_s=min(timeout_s, remaining_s))
-        if request_id:
-            options = options._replace(id=request_id)
+    def _run(self, read: _Read, permit: ReplyPermit, extra: bytes) -> Coroutine[Any, Any, bytes]:
+        route, call, size_bytes, _ = read
+        inputs, rows, _, outputs, request_id, output_options, shared_memory_bytes, *_ = call
+        options = self._limited(read)
         if outputs is not None:
             options = options._replace(outputs=outputs)
-        read = partial(
+        write = partial(
             self._codecs[route.plans].encoder.encode, outputs, request_id, extra=extra, output_options=output_options
         )
-        return self._caller.call(route, inputs, rows, size_bytes + shared_memory_bytes, read, options, permit)
+        return self._caller.call(route, inputs, rows, size_bytes + shared_memory_bytes, write, options, permit)
+
+    @staticmethod
+    def _limited(read: _Read) -> RequestOptions:
+        """Return the options of a request, whose timeout the deadline of its call limits."""
+        options = read.call.options
+        if read.remaining_s is not None:
+            timeout_s = read.route.timeout_s if options.timeout_s is None else options.timeout_s
+            options = options._replace(timeout_s=min(timeout_s, read.remaining_s))
+        return options._replace(id=read.call.id) if read.call.id else options
 
     @contextmanager
     def _advising(self, route: ModelRoute) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """ModelStreamInfer runs several requests of a stream at once and replies in their order.
 
 read ─> a task for each ─> queue (bounded: reading stops while it is full) ─> write, one after the other
+        an answer in parts ─> a task of its own ─> its parts are written as they come, between those of others
 
 The reply to a failed request holds its error, and the stream continues.
 Source: Triton's inference.proto, ModelStreamInferResponse.
@@ -10,17 +11,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.access.gate import Gate
+from millstream.gateway.access.gate import Gate, Pass
 from millstream.gateway.connection.budgets import ReplyPermit
 from millstream.gateway.connection.error_reply import internal_failure
-from millstream.gateway.grpc.codec.encode import FINAL, stream_response
+from millstream.gateway.grpc.codec.encode import stream_response
 from millstream.gateway.grpc.codec.messages import COMPRESS_BYTES_MAX, Messages, details, parse_infer, set_compression
 from millstream.gateway.grpc.guard import ObservedCalls
-from millstream.gateway.grpc.methods.infer import InferCalls
+from millstream.gateway.grpc.methods.infer import AnswerParts, InferCalls
 from millstream.services.errors import Code, Failure
 from millstream.services.process.cancellation import cancel_all
 
@@ -32,7 +34,80 @@ IDLE_S = 0.5
 _SERVICE = "inference.GRPCInferenceService"
 _DRAINING = Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1)
 
-_Answer = tuple[bytes, Failure | None, ReplyPermit]
+
+class _Answer(NamedTuple):
+    reply: bytes
+    failure: Failure | None
+    permit: ReplyPermit
+    parts: AnswerParts | None = None  # in place of a reply
+    passed: Pass | None = None  # of the limits of its key, until the parts have ended
+
+    def drop(self) -> None:
+        """Free what is held for an answer that is not written."""
+        self.permit.release()
+        if self.parts is not None:
+            self.parts.stream.close()
+        if self.passed is not None:
+            self.passed.leave()
+
+
+class _Writer:
+    """Writes the parts of answers to one stream, each answer in a task."""
+
+    def __init__(self, context: Any, messages: Messages, *, strict: bool) -> None:
+        self._context = context
+        self._messages = messages
+        self._strict = strict
+        self._writing = asyncio.Lock()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def write(self, response: bytes) -> None:
+        async with self._writing:
+            await self._context.write(response)
+
+    def begin(self, answer: _Answer, parts: AnswerParts) -> None:
+        """Begin to write the parts of an answer."""
+        self.tasks.add(asyncio.create_task(self._write_parts(answer, parts)))
+
+    async def _write_parts(self, answer: _Answer, parts: AnswerParts) -> None:
+        try:
+            async for outputs in parts.stream:
+                await self.write(stream_response(parts.write(outputs)))
+            if parts.last:
+                await self.write(stream_response(parts.last))
+        except Failure as failure:
+            await self._fail(failure, parts.request_id)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            await self._fail(internal_failure("a part of an answer", error), parts.request_id)
+        finally:
+            answer.drop()
+
+    async def _fail(self, failure: Failure, request_id: str) -> None:
+        if self._strict:
+            raise failure
+        await self.write(failed_response(failure, request_id))
+
+    def check(self) -> None:
+        """Raise what ended an answer that has ended."""
+        for task in [one for one in self.tasks if one.done()]:
+            self.tasks.discard(task)
+            task.result()
+
+    async def settle(self) -> None:
+        """Wait until all parts are written. Raises Failure."""
+        while self.tasks:
+            await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
+            self.check()
+
+
+def failed_response(failure: Failure, request_id: str) -> bytes:
+    """Return the reply with a failure and the id of its request."""
+    response = pb.ModelStreamInferResponse(error_message=details(failure))
+    response.infer_response.id = request_id
+    written: bytes = response.SerializeToString()
+    return written
 
 
 class InferStream:
@@ -72,37 +147,48 @@ class InferStream:
         ]
         queue: asyncio.Queue[asyncio.Task[_Answer] | None] = asyncio.Queue(STREAM_REQUESTS_MAX)
         reading = asyncio.create_task(self._read(context, queue))
+        writer = _Writer(context, messages, strict=strict)
         answering: asyncio.Task[_Answer] | None = None
         try:
-            while (answering := await self._next(queue)) is not None:
-                reply, failure, permit = await answering
-                if failure is not None and strict:
-                    await messages.refuse(context, failure)
-                await context.write(reply)
-                permit.release()
+            while (answering := await self._next(queue, writer)) is not None:
+                answer = await answering
+                if answer.failure is not None and strict:
+                    raise answer.failure
+                if answer.parts is not None:
+                    writer.begin(answer, answer.parts)
+                    answering = None
+                    continue
+                await writer.write(answer.reply)
+                answer.permit.release()
+            await writer.settle()
             if not reading.done():
-                await messages.refuse(context, _DRAINING)
-            try:
-                reading.result()
-            except Failure as failure:
-                await messages.refuse(context, failure)
+                raise _DRAINING
+            reading.result()
             messages.ending(context)
+        except Failure as failure:
+            await messages.refuse(context, failure)
         finally:
             unsent = [queue.get_nowait() for _ in range(queue.qsize())]
             tasks = [task for task in (answering, *unsent) if task is not None]
-            await cancel_all([reading, *tasks])
+            await cancel_all([reading, *tasks, *writer.tasks])
             for task in tasks:
                 if not task.cancelled():
-                    task.result()[2].release()
+                    task.result().drop()
 
-    async def _next(self, queue: asyncio.Queue[asyncio.Task[_Answer] | None]) -> asyncio.Task[_Answer] | None:
+    async def _next(
+        self, queue: asyncio.Queue[asyncio.Task[_Answer] | None], writer: _Writer
+    ) -> asyncio.Task[_Answer] | None:
         """Return the task of the next reply; None at the stream's end, or if a draining gateway gets no requests."""
-        while queue.empty():
+        while queue.empty() or len(writer.tasks) >= STREAM_REQUESTS_MAX:
+            writer.check()
             try:
                 async with asyncio.timeout(IDLE_S):
-                    return await queue.get()
+                    if len(writer.tasks) >= STREAM_REQUESTS_MAX:
+                        await asyncio.wait(writer.tasks, return_when=asyncio.FIRST_COMPLETED)
+                    else:
+                        return await queue.get()
             except TimeoutError:
-                if self._draining():
+                if self._draining() and not writer.tasks:
                     return None
         return queue.get_nowait()
 
@@ -123,7 +209,10 @@ class InferStream:
         try:
             passed = self._gate.enter_again()
             reply = await self._reply(body, context, permit)
-            return stream_response(reply), None, permit
+            if isinstance(reply, AnswerParts):
+                parts_pass, passed = passed, None
+                return _Answer(b"", None, permit, reply, parts_pass)
+            return _Answer(stream_response(reply), None, permit)
         except Failure as error:
             failure = error
         except Exception as error:
@@ -135,22 +224,21 @@ class InferStream:
             if passed is not None:
                 passed.leave()
         permit.release()
-        return await self._failed(body, failure), failure, permit
+        return _Answer(await self._failed(body, failure), failure, permit)
 
-    async def _reply(self, body: bytes, context: Any, permit: ReplyPermit) -> bytes:
+    async def _reply(self, body: bytes, context: Any, permit: ReplyPermit) -> bytes | AnswerParts:
         if self._observed is None or not self._observed.active:
-            return await self._infer.reply(body, context.time_remaining(), permit, FINAL)
+            return await self._infer.reply_in_stream(body, context.time_remaining(), permit)
         with self._observed.call(_SERVICE, "ModelStreamInfer", context) as reply_bytes:
-            reply = await self._infer.reply(body, context.time_remaining(), permit, FINAL)
-            reply_bytes.append(len(reply))
+            reply = await self._infer.reply_in_stream(body, context.time_remaining(), permit)
+            if isinstance(reply, bytes):
+                reply_bytes.append(len(reply))
             return reply
 
     async def _failed(self, body: bytes, failure: Failure) -> bytes:
         """Return the reply with a failure and the request's id."""
-        response = pb.ModelStreamInferResponse(error_message=details(failure))
         try:
-            response.infer_response.id = (await parse_infer(await self._messages.plain(body))).id
+            request_id = (await parse_infer(await self._messages.plain(body))).id
         except Failure:
-            response.infer_response.id = ""
-        written: bytes = response.SerializeToString()
-        return written
+            request_id = ""
+        return failed_response(failure, request_id)

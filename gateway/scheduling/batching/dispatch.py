@@ -208,6 +208,7 @@ class DispatchPolicy:
         "_rows_ahead_min",
         "_rows_efficient",
         "_rows_max",
+        "_streams",
         "batch_rows",
         "credits",
         "depth",
@@ -216,10 +217,11 @@ class DispatchPolicy:
         "others_active",
     )
 
-    def __init__(self, config: ModelConfig, rows_max: int, *, batching: bool) -> None:
+    def __init__(self, config: ModelConfig, rows_max: int, *, batching: bool, streams: int = 0) -> None:
         """Args:
         rows_max: the most rows of a batch.
         batching: whether requests of the version may share a run.
+        streams: requests that an instance answers at once, as in a manifest.
         """
         self.instances = 0
         self.credits = 0
@@ -233,6 +235,7 @@ class DispatchPolicy:
         self._rows_ahead_min = 0  # rows that a batch must have to leave while every instance has one
         self._preferred = config.rows_preferred if batching else ()
         self._delay_s = config.queue_delay_ms_max / 1000
+        self._streams = streams
         self._has_queue_rules = QueueRules.needed(config)
 
     def update(self, instances: int, profile: Profile, rows_efficient: int, *, batching_off: bool) -> None:
@@ -260,7 +263,7 @@ class DispatchPolicy:
         rows = shared_rows(profile, self._rows_efficient) if self.others_active else self._rows_efficient
         self.batch_rows = rows
         gap = SHORT_RUN_S <= profile.predict(rows) < LONG_RUN_S
-        self.depth = DEPTH + 1 if gap else DEPTH
+        self.depth = self._streams or (DEPTH + 1 if gap else DEPTH)
         self.credits = self.instances * self.depth
         self.estimator.update(self.instances, profile, rows)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
 from millstream.gateway.http.deps import Deps, DepsOf
 from millstream.gateway.http.errors import documented
-from millstream.plugins.functions.document import FORMAT, TRITON_FORMAT, read_document
+from millstream.plugins.functions.document import FORMAT, FunctionDocument, read_document
 from millstream.plugins.functions.function_packages import BUILD_LOG, ENVIRONMENTS, key_of
 from millstream.services.access.scopes import Need, Row
 from millstream.services.errors import not_found
@@ -42,56 +42,31 @@ class FunctionPage(BaseModel):
     """The code of a version, and how its environment was built."""
 
     file: str = Field(description="The file that is served, in the upload.")
-    code: str = Field(
-        description=f"Its first {CODE_BYTES_MAX >> 10} KiB; what is not UTF-8 is replaced. Empty: it is no text."
-    )
+    code: str = Field(description=f"Its first {CODE_BYTES_MAX >> 10} KiB; what is not UTF-8 is replaced.")
     cut: bool = Field(description="Whether the file is longer.")
     build_log: str = Field(description="The end of what uv said when this machine built its environment; often empty.")
 
 
-class _Function(NamedTuple):
-    """A function of any kind. `shown`: how its file is called in the upload. `lock`: None: it declares no packages."""
-
-    path: Path
-    shown: str
-    lock: bytes | None
-    producer: str
-
-
-def _function(deps: Deps, manifest: Manifest) -> _Function | None:
-    """Return what a version serves, if it is a function. Blocking. Raises OSError, ValueError: its files are gone."""
-    folder = deps.repository.local_path(manifest.model, manifest.version)
-    if manifest.source_format == TRITON_FORMAT:
-        lock = manifest.options.get("lock", "").encode()
-        return _Function(folder / manifest.served, manifest.served, lock or None, manifest.producer)
-    if manifest.source_format != FORMAT:
-        return None
-    document = read_document(folder / manifest.served)
-    content = (folder / document.lock).read_bytes() if document.lock else None
-    shown = document.file.removeprefix(f"{SOURCE}/")
-    return _Function(folder / document.file, shown, content, document.producer)
-
-
 def function_of(deps: Deps, manifest: Manifest) -> dict[str, Any]:
     """Return what a function adds to the page of its version. Blocking."""
+    if manifest.source_format != FORMAT:
+        return {}
+    folder = deps.repository.local_path(manifest.model, manifest.version)
     try:
-        found = _function(deps, manifest)
+        document = read_document(folder / manifest.served)
+        locked = _read(folder / document.lock, LOCK_BYTES_MAX)[0] if document.lock else None
     except (OSError, ValueError):  # it was removed, or damaged
         return {}
-    if found is None:
-        return {}
-    locked = None if found.lock is None else found.lock[:LOCK_BYTES_MAX].decode(errors="replace")
     run_ms = manifest.config.run_ms_max
     may = [_UNCONFINED] if deps.settings.unconfined_imports == "accept" else _CONFINED
     time = f"{run_ms:g} ms" if run_ms else "as any run"
-    return {
-        "function": {
-            "file": found.shown,
-            "python": found.producer,
-            "packages": None if locked is None else ["==".join(one) for one in _LOCKED.findall(locked)][:PACKAGES_MAX],
-            "may": [*may, "memory: what its worker may still take", f"time of a run: {time}"],
-        }
+    found = {
+        "file": _shown(document),
+        "python": document.producer,
+        "packages": None if locked is None else ["==".join(one) for one in _LOCKED.findall(locked)][:PACKAGES_MAX],
+        "may": [*may, "memory: what its worker may still take", f"time of a run: {time}"],
     }
+    return {"function": found}
 
 
 @router.get(
@@ -106,27 +81,37 @@ async def get_function(name: str, version: int, deps: DepsOf) -> FunctionPage:
 
 def _page(deps: Deps, manifest: Manifest) -> FunctionPage:
     """Return the page of a function. Blocking. Raises Failure(NOT_FOUND): it is none, or its files are gone."""
+    if manifest.source_format != FORMAT:
+        raise not_found(f"version {manifest.version} of '{manifest.model}' is no function")
+    folder = deps.repository.local_path(manifest.model, manifest.version)
     try:
-        found = _function(deps, manifest)
-        if found is None:
-            raise not_found(f"version {manifest.version} of '{manifest.model}' is no function")
-        with found.path.open("rb") as file:
-            content = file.read(CODE_BYTES_MAX + 1)
+        document = read_document(folder / manifest.served)
+        code, cut = _read(folder / document.file, CODE_BYTES_MAX)
     except (OSError, ValueError):
         raise not_found(f"the file of version {manifest.version} of '{manifest.model}' cannot be read") from None
-    code = "" if b"\0" in content else content[:CODE_BYTES_MAX].decode(errors="replace")
-    log = _build_log(deps, found.lock)
-    return FunctionPage(file=found.shown, code=code, cut=len(content) > CODE_BYTES_MAX, build_log=log)
+    return FunctionPage(file=_shown(document), code=code, cut=cut, build_log=_build_log(deps, folder, document))
 
 
-def _build_log(deps: Deps, lock: bytes | None) -> str:
-    if lock is None:
+def _build_log(deps: Deps, folder: Path, document: FunctionDocument) -> str:
+    if not document.lock:
         return ""
     try:
-        content = (deps.settings.home / ENVIRONMENTS / key_of(lock) / BUILD_LOG).read_bytes()
+        key = key_of((folder / document.lock).read_bytes())
+        content = (deps.settings.home / ENVIRONMENTS / key / BUILD_LOG).read_bytes()
     except OSError:  # another machine has built it
         return ""
     return content[-LOG_BYTES_MAX:].decode(errors="replace")
+
+
+def _shown(document: FunctionDocument) -> str:
+    return document.file.removeprefix(f"{SOURCE}/")
+
+
+def _read(path: Path, bytes_max: int) -> tuple[str, bool]:
+    """Return the beginning of a file as text, and whether there is more. Raises OSError."""
+    with path.open("rb") as file:
+        content = file.read(bytes_max + 1)
+    return content[:bytes_max].decode(errors="replace"), len(content) > bytes_max
 
 
 _TAG = Tag("admin: functions", "The code of versions that are functions.", Place.OPEN)

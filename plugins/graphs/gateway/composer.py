@@ -8,7 +8,7 @@ The parts are pinned: a version that is activated later changes no graph.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from millstream.gateway.access.principal import require
 from millstream.gateway.catalog.parts import part_view
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot
 from millstream.gateway.scheduling.composed import ComposedParts
-from millstream.plugins.graphs.document import STEPS, Graph, Step, reference
+from millstream.plugins.graphs.document import STEPS, Graph, Step
 from millstream.plugins.graphs.ensemble import check_models, read_ensemble
 from millstream.plugins.graphs.forms import read_graph
 from millstream.plugins.graphs.gateway.run import GraphRunner
@@ -27,7 +27,7 @@ from millstream.services.access.scopes import Need
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.report import CheckedModel
 from millstream.services.model.formats import ONNX
-from millstream.services.model.manifest import Batching, BorrowedLabels, Manifest, ModelConfig, VersionPart
+from millstream.services.model.manifest import Batching, Manifest, ModelConfig, VersionPart
 from millstream.services.model.signature import Signature
 
 DEPTH_MAX = 4  # of graphs within graphs
@@ -70,7 +70,7 @@ class GraphComposer:
         plan = GraphPlan(Structure(graph), parts, signatures)
         return checked.model_copy(
             update={
-                "parts": _labelled(graph, parts, manifests),
+                "parts": parts,
                 "signature": plan.signature,
                 "batching": _batching(graph, plan.signature),
             }
@@ -152,27 +152,6 @@ def _pinned(name: str, step: Step, snapshot: Snapshot, ensemble: Mapping[str, An
         content_id=manifest.content_id,
         named=step.version is not None,
     )
-
-
-def _labelled(graph: Graph, parts: Sequence[VersionPart], manifests: Sequence[Manifest]) -> tuple[VersionPart, ...]:
-    """Return the parts with the class names of the graph's outputs, where all that may make an output have the same."""
-    steps = dict(zip(graph.steps, manifests, strict=True))
-    labels: dict[str, dict[str, BorrowedLabels]] = {}  # by step
-    for output, sources in graph.outputs.items():
-        made_by = [reference(source, graph.steps) for source in sources]
-        found = [None if one.step is None else _labels_of(steps[one.step], one.tensor) for one in made_by]
-        first, step = found[0], made_by[0].step
-        if first is not None and step is not None and len({one and one.file.sha256 for one in found}) == 1:
-            labels.setdefault(step, {})[output] = first
-    return tuple(part.model_copy(update={"labels": labels.get(part.step, {})}) for part in parts)
-
-
-def _labels_of(manifest: Manifest, output: str) -> BorrowedLabels | None:
-    """Return the class names of an output of a version, which may be a graph; None: it has none."""
-    inner = next((part.labels[output] for part in manifest.parts if output in part.labels), None)
-    path = manifest.config.labels.get(output)
-    file = next((one for one in manifest.files if one.path == path), None)
-    return inner if file is None else BorrowedLabels(model=manifest.model, version=manifest.version, file=file)
 
 
 def _check_depth(model: str, manifests: list[Manifest], models: Mapping[str, ModelView]) -> None:

@@ -116,7 +116,7 @@ def test_hints_are_the_signature(tmp_path: Path, source: str, inputs: Specs, out
     ("def f() -> str: ...", "service.py: f: it takes no parameter"),
     ("def f(*a: str) -> str: ...", "service.py: f: parameter 'a' cannot be given by its name"),
     ("def f(a: str) -> str: yield a",
-     "service.py: f is a generator: replies in parts are not served yet; return the whole answer"),
+     "service.py: f: a generator's type hint says what it yields: -> Iterator[str], -> AsyncIterator[str]"),
     (ARRAYS + "def f(a: NDArray[np.float32]) -> str: ...",
      "service.py: f: a: an array needs a datatype and a shape: Annotated[NDArray[np.float32], ('rows', 4)]"),
     ("class A: ...\ndef f(a: A) -> str: ...",

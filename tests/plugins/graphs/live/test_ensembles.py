@@ -12,7 +12,6 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from tests.kit import models
-from tests.kit.graphs import push_graph
 from tests.kit.stack import Stack, running_stack
 
 ENSEMBLE = """
@@ -28,10 +27,6 @@ ensemble_scheduling {
       input_map { key: "x" value: "HALF" } output_map { key: "y" value: "OUT" } }
   ]
 }
-"""
-LABELLED = """
-max_batch_size: 8
-output [{ name: "y" data_type: TYPE_FP32 dims: [ 4 ] label_filename: "labels.txt" }]
 """
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
@@ -54,8 +49,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_ensemble(folder, "an_ensemble", "triple")  # listed before its models
     write(folder, "double", 2.0)
     write(folder, "triple", 3.0)
-    (folder / "triple" / "config.pbtxt").write_text(LABELLED)
-    (folder / "triple" / "labels.txt").write_text("cat\ndog\nfox\nowl\n")
     write_ensemble(folder, "broken", "nothing")
     return folder
 
@@ -103,28 +96,6 @@ def test_only_the_steps_that_an_output_needs_run(stack: Stack, client: Any) -> N
     before = success(client, "triple"), success(client, "double")
     assert np.array_equal(infer(client, "an_ensemble", "HALF").as_numpy("HALF"), 2 * X)
     assert (success(client, "triple"), success(client, "double")) == (before[0], before[1] + 1)
-
-
-def best(client: Any, name: str, output: str, given: str = "IN") -> list[bytes]:
-    tensor = triton_http.InferInput(given, list(X.shape), "FP32")
-    tensor.set_data_from_numpy(X)
-    wanted = triton_http.InferRequestedOutput(output, class_count=1)
-    found: list[bytes] = client.infer(name, [tensor], outputs=[wanted]).as_numpy(output).ravel().tolist()
-    return found
-
-
-def test_classes_have_the_names_of_the_model_that_makes_them(stack: Stack, client: Any) -> None:
-    assert best(client, "an_ensemble", "OUT") == [b"18.000000:3:owl", b"42.000000:3:owl"]
-    assert best(client, "an_ensemble", "HALF") == [b"6.000000:3", b"14.000000:3"], "double has no names"
-    graph = """
-steps:
-  whole: {model: an_ensemble, inputs: {IN: x}}
-  other: {model: double, inputs: {x: x}, if: max(x) > 99}
-outputs: {y: whole.OUT, mixed: [other.y, whole.OUT]}
-"""
-    push_graph(stack, "outer", graph)
-    assert best(client, "outer", "y", "x") == [b"18.000000:3:owl", b"42.000000:3:owl"], "also of a graph within"
-    assert best(client, "outer", "mixed", "x") == [b"18.000000:3", b"42.000000:3"], "not all that make it have them"
 
 
 def test_more_rows_than_the_ensemble_allows_are_refused(client: Any) -> None:

@@ -71,7 +71,7 @@ function FunctionOf({ version, about }: { version: Version; about: FunctionDocum
           <ul>{about.may.map((one) => <li key={one}>{one}</li>)}</ul>
         </Card>
         <Card title={`Code of version ${version.version}`} wide>
-          {page ? (page.code ? <Code text={page.code} label="code of the function" /> : <Empty>{page.file} is no text: a library made it.</Empty>) : loaded.value ? <Empty>Your key may not change this model, so it does not see its code.</Empty> : <Pending of={loaded} />}
+          {page ? <Code text={page.code} label="code of the function" /> : loaded.value ? <Empty>Your key may not change this model, so it does not see its code.</Empty> : <Pending of={loaded} />}
           {page?.cut && <p class="hint">The file is longer: this is its beginning.</p>}
         </Card>
         {page && about.packages !== null && (
