@@ -76,7 +76,7 @@ def sent(path: Path, **config: Any) -> list[str]:
             ["config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "train.jsonl", "token", "run.py"],
             "config.json model.safetensors tokenizer.json vocab.txt",
         ),
-        (["MAR-INF/MANIFEST.json", "net.pt", "other.pt"], "MAR-INF/MANIFEST.json net.pt"),
+        (["MAR-INF/MANIFEST.json", "net.pt", "other.pt"], "MAR-INF/MANIFEST.json net.pt other.pt"),
     ],
 )
 def test_what_belongs_to_the_model_is_sent_and_nothing_else(
@@ -89,17 +89,17 @@ def test_what_belongs_to_the_model_is_sent_and_nothing_else(
 
 
 @pytest.mark.plugins
-def test_of_a_folder_of_mlflow_what_its_document_names_is_sent(tmp_path: Path) -> None:
+def test_a_folder_of_mlflow_is_sent_whole_and_nothing_beside_it(tmp_path: Path) -> None:
     put(tmp_path, "model.pkl", "data/model.keras", "components/tokenizer/tokenizer.json", "train.csv", "../out.bin")
     (tmp_path / "MLmodel").write_text(
         "flavors:\n  sklearn:\n    pickled_model: model.pkl\n  keras:\n    data: 'data'\n"
         "  pytorch:\n    model_data: ../out.bin\n  x:\n    data: /etc/passwd\n    model_path: .\n"
     )
-    assert sent(tmp_path) == ["MLmodel", "components/tokenizer/tokenizer.json", "data/model.keras", "model.pkl"]
+    names = ["MLmodel", "components/tokenizer/tokenizer.json", "data/model.keras", "model.pkl", "train.csv"]
+    assert sent(tmp_path) == names
     external(tmp_path / "model.onnx")
     (tmp_path / "MLmodel").write_text("flavors:\n  onnx:\n    data: model.onnx\n")
-    names = ["MLmodel", "components/tokenizer/tokenizer.json", "model.onnx", "model.onnx.data"]
-    assert sent(tmp_path) == names
+    assert sent(tmp_path) == sorted([*names, "model.onnx", "model.onnx.data"])
 
 
 def test_files_that_the_configuration_names_are_sent(tmp_path: Path) -> None:
