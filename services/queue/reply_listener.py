@@ -36,7 +36,6 @@ from millstream.services.wire.part_messages import (
     KIND_PART,
     KIND_TWO_WAY,
     PART_BYTES_MAX,
-    is_of_stream,
 )
 
 log = logging.getLogger("millstream.queue")
@@ -282,7 +281,7 @@ class _SocketLink(ReplyLink):
         try:
             if direct is not None and is_control(data):
                 direct.message(self.socket, data)
-            elif is_of_stream(data):
+            elif KIND_PART <= data[0] <= KIND_LAST_FRAGMENT:
                 self.take_stream(data)
             else:
                 self._listener.on_reply(data)

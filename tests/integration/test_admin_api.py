@@ -84,6 +84,8 @@ async def test_a_version_is_described_in_full(client: httpx2.AsyncClient, versio
         "imported": None,
         "graph": None,
         "steps": [],
+        "function": None,
+        "errors": [],
     }
 
 
