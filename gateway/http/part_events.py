@@ -62,7 +62,7 @@ class PartEvents:
         try:
             first = await self._event(HOLD_S)
         except BaseException:
-            self._close()
+            self.close()
             raise
         return _Reply(self, media_type, first)
 
@@ -103,14 +103,11 @@ class PartEvents:
         await disconnected(receive)
         self._stream.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Drop the request unless it is answered."""
         if self._next is not None:
             self._next.cancel()
         self._stream.close()
-
-    def close(self) -> None:
-        """Drop the request unless it is answered."""
-        self._close()
 
 
 class _Reply(Response):

@@ -123,11 +123,6 @@ class Stream:
         self._given, self._unsaid_bytes = ordinal, self._unsaid_bytes + size_bytes
         return outputs
 
-    @property
-    def over(self) -> bool:
-        """Whether nothing more comes."""
-        return self._ended and not self._parts
-
     def _taken(self) -> None:
         """Note that the adapter has written the part that it got."""
         request = self.request

@@ -56,6 +56,7 @@ class StreamLink:
         self._framed = framed
         self._on_message, self._on_end = on_message, on_end
         self._sending = threading.Lock()
+        self.ended = False
         connection.setblocking(True)
         connection.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(int(SEND_S_MAX), int(SEND_S_MAX % 1 * 1e6))
@@ -90,6 +91,7 @@ class StreamLink:
         except Exception:
             log.exception("what a gateway said could not be handled")
         self.close()
+        self.ended = True
         self._on_end()
         with self._sending:
             self._socket.close()

@@ -212,7 +212,8 @@ class OpenStreams:
             if not lease.live_requests:
                 raise Failure(Code.EXPIRED, lease.failures[0][1])
             if self._closing:
-                raise Failure(Code.UNAVAILABLE, self._closing, retry_after_s=1)
+                self._refuse(lease, AGAIN, self._closing)
+                return
             inputs = input_arrays(lease, model.manifest.signature, self._segments)
             lease.inline = _NO_INPUTS
             instance: StreamingInstance | None = model.instance  # type: ignore[assignment]
@@ -240,7 +241,7 @@ class OpenStreams:
         """Return the connection to the gateway of a lease. Raises OSError, Failure."""
         gateway = self._keys.gateway_of(lease.header.replies)
         link = self._links.get(gateway)
-        if link is None:
+        if link is None or link.ended:
             link = open_link(
                 self._folder, self._keys, gateway, self._address, self._heard, partial(self._link_ended, gateway)
             )
